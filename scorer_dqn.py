@@ -1,0 +1,521 @@
+"""SCORER DQN: Q-learning as a Stackelberg game between perception and control, and the DQN it is compared with.
+
+The perception network f_phi (follower, fast) minimises the variance of the Bellman errors, the control network Q_theta
+(leader, slow) their mean square: see "The game" below, which is the whole method. Without --scorer, the same layers
+are trained by one loss and one optimiser. Paper: Martinez, Li, Lu, Chen, "Stackelberg Coupling of Online
+Representation Learning and Reinforcement Learning", ICLR 2026, section 4 and Algorithm 1.
+
+    python scorer_dqn.py --env Breakout-MinAtar --scorer --total-timesteps 1e6     # a minute on a laptop
+    python scorer_dqn.py --env Breakout-MinAtar --scorer --num-seeds 30            # the paper's run, for a GPU
+"""
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "jax>=0.10.2,<0.12", "flax>=0.12.8", "optax>=0.2.8", "chex>=0.1.92", "gymnax==1.0.1", "tyro>=1.0.17",
+#   "tqdm>=4.68", "safetensors>=0.8", "orbax-checkpoint>=0.12.8", "wandb>=0.31",
+# ]
+# ///
+import difflib
+import io
+import json
+import os
+import signal
+import sys
+import time
+import zlib
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import tyro
+from flax.traverse_util import flatten_dict
+from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from safetensors.flax import save as to_safetensors
+from tqdm import tqdm
+
+# ------------------------------ Arguments ----------------------------------------------------------------------------
+Count = Annotated[int, tyro.constructors.PrimitiveConstructorSpec(  # a whole number, also when written as 1e6
+    nargs=1, metavar="INT", instance_from_str=lambda words: int(str(Fraction(words[0]))),
+    is_instance=lambda x: isinstance(x, int), str_from_instance=lambda x: [str(x)])]
+
+
+@dataclass
+class Args:
+    # Experiment
+    env: str = "Breakout-MinAtar"  # gymnax environment with a box observation and discrete actions
+    seed: Count = 0  # first seed
+    num_seeds: Count = 1  # seeds trained side by side in one program: seed, seed + 1, ...
+    total_timesteps: Count | None = None  # environment steps per seed, rounded up to whole blocks (MinAtar 1e8, else 1e6)
+    # The game
+    scorer: bool = False  # play the game; without it, the baseline: same layers, one loss, one optimiser
+    follower_loss: Literal["variance", "msbe"] | None = None  # the follower's objective (variance)
+    follower_learning_rate: float | None = None  # initial rate of the follower (MinAtar 5e-4, else 3e-4)
+    learning_rate: float = 1e-4  # initial rate of the leader, or of the baseline
+    leader_decay_power: float | None = None  # leader's rate ~ (1 - progress)^power (1); above 1 the rates' ratio goes to 0
+    # Algorithm
+    double: bool = False  # the online control network chooses the target's action
+    dueling: bool = False  # state-value and advantage heads
+    num_envs: Count | None = None  # environments per seed, stepped together; one update each time (MinAtar 128, else 10)
+    buffer_size: Count | None = None  # replay capacity per seed in transitions (MinAtar 1e5, else 5e4)
+    batch_size: Count = 64  # transitions per batch; SCORER draws two batches per update
+    learning_starts: Count | None = None  # environment steps before the first update (MinAtar 1e4, else 1e3)
+    target_update_interval: Count | None = None  # environment steps, rounded to updates (MinAtar 16000, else 1000)
+    tau: float = 1.0  # share of the online parameters in a target update
+    gamma: float = 0.99  # discount per step
+    epsilon_start: float = 1.0  # initial probability of a random action
+    epsilon_end: float = 0.01  # final probability of a random action
+    epsilon_steps: Count = 250_000  # environment steps over which it falls linearly
+    max_grad_norm: float | None = None  # global-norm clip, for each player alone (MinAtar 0.5, else 0.3)
+    bootstrap_at_timeout: bool = True  # off: a time-out counts as a termination, as in the paper's experiments
+    # Networks
+    hidden_dim: Count | None = None  # width of every hidden layer (MinAtar 128, else 64)
+    perception_layers: Count | None = None  # hidden layers of the perception network (MinAtar 2, else 1)
+    activation: Literal["relu", "tanh"] | None = None  # of every hidden layer (MinAtar relu, else tanh)
+    l1_norm: bool | None = None  # divide observation and latent by their mean absolute value (MinAtar yes, else no)
+    diagnostics: bool = False  # also record losses, Bellman-error mean and variance, srank and parameter norms
+    # Output, and how to run
+    runs_dir: Path = Path("runs")  # the folder that gets one folder per run
+    save_model: bool = False  # write model.safetensors, all seeds, names perception/... and control/...
+    checkpoint_every_minutes: float | None = None  # keep the newest whole training state, written this often and at Ctrl-C
+    resume: Path | None = None  # continue the run in this folder, with its arguments, as a new run
+    distributed: bool = False  # share the seeds among a job's processes (Slurm, MPI, Kubernetes, or JAX's variables)
+    track: bool = False  # log to Weights & Biases
+    wandb_project: str = "scorer"  # Weights & Biases project
+    wandb_mode: Literal["online", "offline"] = "online"  # offline needs no account
+
+
+PRESETS = {  # by environment family, from the paper's tables; the last three are read only with --scorer
+    "MinAtar": dict(total_timesteps=100_000_000, num_envs=128, buffer_size=100_000, learning_starts=10_000, l1_norm=True,
+                    target_update_interval=16_000, max_grad_norm=0.5, hidden_dim=128, perception_layers=2,
+                    activation="relu", follower_loss="variance", follower_learning_rate=5e-4, leader_decay_power=1.0),
+    "control": dict(total_timesteps=1_000_000, num_envs=10, buffer_size=50_000, learning_starts=1_000, l1_norm=False,
+                    target_update_interval=1_000, max_grad_norm=0.3, hidden_dim=64, perception_layers=1,
+                    activation="tanh", follower_loss="variance", follower_learning_rate=3e-4, leader_decay_power=1.0),
+}
+
+
+def fail(message: str):
+    """Ends the program with one sentence on standard error and exit code 2."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def resolve(args: Args):
+    """args with the environment family's preset where unset, env, env_params; bad input ends in one sentence."""
+    import gymnax  # starts JAX's devices, so not before main has set them up
+    from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
+
+    preset = dict(PRESETS["MinAtar" if args.env.endswith("-MinAtar") else "control"])
+    for name in () if args.scorer else ("follower_loss", "follower_learning_rate", "leader_decay_power"):
+        if getattr(args, name) is not None:
+            fail(f"--{name.replace('_', '-')} {getattr(args, name)} needs --scorer: the baseline has no such part")
+        del preset[name]
+    args = replace(args, **{name: value for name, value in preset.items() if getattr(args, name) is None})
+    limits = dict(gamma=(0, 1), epsilon_start=(0, 1), epsilon_end=(0, 1), tau=(1e-9, 1), seed=(0, 2**32 - args.num_seeds),
+                  learning_starts=(0, args.total_timesteps - 1), buffer_size=(max(args.batch_size, args.num_envs), 1e12))
+    for name, value in vars(args).items():
+        low, high = limits.get(name, (sys.float_info.min, sys.float_info.max))
+        if type(value) in (int, float) and not low <= value <= high:
+            accepted = f"from {low} to {high}" if name in limits else "positive"
+            fail(f"--{name.replace('_', '-')} {value} must be {accepted}")
+    if args.env not in gymnax.registered_envs:
+        near = difflib.get_close_matches(args.env, gymnax.registered_envs, cutoff=0.4) or gymnax.registered_envs
+        fail(f"--env {args.env} is no gymnax environment; near names: {', '.join(near)}")
+    env, env_params = gymnax.make(args.env)
+    kinds = [type(space(env_params)).__name__ for space in (env.observation_space, env.action_space)]
+    if kinds != ["Box", "Discrete"]:
+        fail(f"--env {args.env} has {kinds[0]} observations and {kinds[1]} actions; the networks need Box and Discrete")
+    return args, LogWrapper(FlattenObservationWrapper(env)), env_params
+
+
+# ------------------------------ Networks -----------------------------------------------------------------------------
+class Players(NamedTuple):
+    """One thing for each player: their networks, parameters, optimiser states or learning rates."""
+    perception: Any  # f_phi, the follower
+    control: Any  # Q_theta, the leader
+
+
+def dense(features, gain=np.sqrt(2)):
+    return nn.Dense(features, kernel_init=nn.initializers.orthogonal(gain))
+
+
+def l1_norm(x):
+    """x [..., features] over its mean absolute value. The paper says unit L1 norm; its printed results need the mean."""
+    return x / jnp.maximum(jnp.abs(x).mean(axis=-1, keepdims=True), 1e-8)
+
+
+class Perception(nn.Module):
+    """f_phi: observation [..., features] -> latent z [..., hidden_dim] (table "SCORER DQN")."""
+    args: Args
+
+    @nn.compact
+    def __call__(self, obs):
+        normalize = l1_norm if self.args.l1_norm else lambda x: x
+        z = normalize(obs.astype(jnp.float32))
+        for _ in range(self.args.perception_layers):
+            z = getattr(nn, self.args.activation)(dense(self.args.hidden_dim)(z))
+        return normalize(z)
+
+
+class Control(nn.Module):
+    """Q_theta: latent z [..., hidden_dim] -> action values [..., num_actions] (table "SCORER DQN")."""
+    args: Args
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, z):
+        hidden = getattr(nn, self.args.activation)(dense(self.args.hidden_dim)(z))
+        self.sow("intermediates", "penultimate", hidden)
+        advantage = dense(self.num_actions, gain=0.01)(hidden)
+        if not self.args.dueling:
+            return advantage
+        return dense(1, gain=0.01)(hidden) + advantage - advantage.mean(axis=-1, keepdims=True)
+
+
+# ------------------------------ The game -----------------------------------------------------------------------------
+class Transition(NamedTuple):
+    obs: jax.Array  # [..., features]
+    action: jax.Array
+    reward: jax.Array
+    next_obs: jax.Array  # the true next observation, also where the environment has reset itself
+    terminated: jax.Array  # no value follows; a time-out is not a termination (see --bootstrap-at-timeout)
+
+
+def q_values(networks: Players, phi, theta, obs):
+    """Q_theta(f_phi(s), .) [..., actions] of obs [..., features]."""
+    return networks.control.apply({"params": theta}, networks.perception.apply({"params": phi}, obs))
+
+
+def bellman_target(networks, params: Players, target: Players, batch: Transition, gamma, double):
+    """Y = r + gamma (1 - terminated) Q_target(f_target(s'), a*), [batch]; a* is the target's own best action, or with
+    Double the online control network's on target features (Algorithm 1, lines 11 and 14)."""
+    z = networks.perception.apply({"params": target.perception}, batch.next_obs)
+    values = networks.control.apply({"params": target.control}, z)
+    selector = networks.control.apply({"params": params.control}, z) if double else values
+    best = jnp.take_along_axis(values, selector.argmax(axis=-1, keepdims=True), axis=-1).squeeze(-1)
+    chex.assert_equal_shape([best, batch.reward, batch.terminated])
+    return batch.reward + gamma * (1.0 - batch.terminated) * best
+
+
+def bellman_error(phi, theta, networks, batch: Transition, target):
+    """delta_j = Y_j - Q_theta(f_phi(s_j), a_j), [batch]; the target Y carries no gradient."""
+    q = jnp.take_along_axis(q_values(networks, phi, theta, batch.obs), batch.action[..., None], axis=-1).squeeze(-1)
+    chex.assert_equal_shape([q, target])
+    return jax.lax.stop_gradient(target) - q
+
+
+def follower_loss(phi, theta, networks, batch, target):
+    """Var_j[delta_j], the population variance over the batch: what perception minimises over phi."""
+    return jnp.var(bellman_error(phi, theta, networks, batch, target))
+
+
+def leader_loss(phi, theta, networks, batch, target):
+    """mean_j[delta_j^2], the MSBE over the batch: what control minimises over theta, and the baseline over both."""
+    return jnp.mean(jnp.square(bellman_error(phi, theta, networks, batch, target)))
+
+
+def scorer_update(objective, networks, optimizers: Players, params: Players, opt_state: Players, batch, target):
+    """One round of the game (Algorithm 1, lines 10 to 15): the follower's best response, then the leader's step on it.
+    Leaves of `batch` and `target` are [2, batch, ...]: the follower's sample and the leader's independent one.
+    `objective` is the follower's: follower_loss (variance), or leader_loss for the MSBE follower."""
+    (phi, theta), (phi_opt, theta_opt) = params, opt_state
+    follower, leader = (jax.tree.map(lambda x: x[player], (batch, target)) for player in (0, 1))
+    gradient = jax.grad(objective, argnums=0)(phi, theta, networks, *follower)
+    change, phi_opt = optimizers.perception.update(gradient, phi_opt)
+    phi = optax.apply_updates(phi, change)
+    gradient = jax.grad(leader_loss, argnums=1)(phi, theta, networks, *leader)
+    change, theta_opt = optimizers.control.update(gradient, theta_opt)
+    theta = optax.apply_updates(theta, change)
+    return Players(phi, theta), Players(phi_opt, theta_opt)
+
+
+def baseline_update(networks, optimizer, params: Players, opt_state, batch, target):
+    """DQN: the same composed network, one batch [1, batch, ...], one loss, one optimiser at the leader's rate."""
+    gradient = Players(*jax.grad(leader_loss, argnums=(0, 1))(*params, networks, batch, target))
+    change, opt_state = optimizer.update(gradient, opt_state)
+    return optax.apply_updates(params, change), opt_state
+
+
+# ------------------------------ Training -----------------------------------------------------------------------------
+class State(NamedTuple):
+    """All of one seed's training, saved whole in a checkpoint; random keys are derived from seed and step."""
+    seed: jax.Array
+    params: Players
+    target: Players
+    opt_state: Any
+    replay: Transition  # ring buffer [rows, num_envs, ...]
+    env_state: Any  # [num_envs, ...]
+    obs: jax.Array  # [num_envs, features]
+    episodes: jax.Array  # completed so far, by all environments together
+    curves: dict  # each [points], NaN ahead of training
+
+
+def make_train(args: Args, env, env_params):
+    """One seed's training as pure functions. A step is one step of each of the num_envs environments, and one update.
+
+    Returns init(seed) -> State before the first block, block(state, index) -> State after that block and mean return,
+    environment steps at the end of each block, and how many blocks make a point of the curves."""
+    num_actions = env.action_space(env_params).n
+    networks = Players(Perception(args), Control(args, num_actions))
+    objective = leader_loss if args.follower_loss == "msbe" else follower_loss
+    epsilon = optax.linear_schedule(args.epsilon_start, args.epsilon_end, args.epsilon_steps / args.num_envs)
+    rows = args.buffer_size // args.num_envs
+    obs_dtype = bool if args.env.endswith("-MinAtar") else None  # MinAtar's channels are binary: a quarter of the memory
+    period = max(1, round(args.target_update_interval / args.num_envs))  # updates between target updates
+    first_step = max(1, -(-args.learning_starts // args.num_envs))
+    steps_left = max(1, -(-args.total_timesteps // args.num_envs) - first_step)
+    block_steps = max(n for n in range(1, min(128, steps_left) + 1) if period % n == 0)  # targets change between blocks
+    blocks_per_point = max(1, steps_left // block_steps // 1000)  # about 1,000 points on a curve
+    num_points = -(-steps_left // (block_steps * blocks_per_point))
+    num_updates = num_points * blocks_per_point * block_steps
+    timesteps = np.arange(first_step + block_steps, first_step + num_updates + 1, block_steps) * args.num_envs
+
+    def optimizer(learning_rate, power=1.0):
+        """Adam whose rate falls to exactly 0 over the updates made."""
+        schedule = optax.polynomial_schedule(learning_rate, 0.0, power, num_updates)
+        return optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.adam(schedule))
+
+    leader = optimizer(args.learning_rate, args.leader_decay_power or 1.0)  # the baseline's too
+    optimizers = Players(optimizer(args.follower_learning_rate), leader) if args.scorer else leader
+
+    def random(seed, stream, index=0):
+        return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), index)
+
+    def draw(key, steps):
+        """All randomness of `steps` at once (many small random kernels are slow), each leaf [steps, ...]."""
+        keys, shape = jax.random.split(key, 4), (len(steps), args.num_envs)
+        held = (jnp.minimum(steps + 1, rows) * args.num_envs)[:, None, None]  # transitions in the replay at each step
+        return dict(explore=jax.random.uniform(keys[0], shape),
+                    action=jax.random.randint(keys[1], shape, 0, num_actions),
+                    env=jax.random.split(keys[2], shape),
+                    sample=jax.random.randint(keys[3], (len(steps), 1 + args.scorer, args.batch_size), 0, held))
+
+    def act(state: State, step_and_noise):
+        """One epsilon-greedy step in every environment, stored in the replay."""
+        step, noise = step_and_noise
+        q = q_values(networks, *state.params, state.obs)  # [num_envs, actions]
+        action = jnp.where(noise["explore"] < epsilon(step), noise["action"], q.argmax(axis=-1))
+        obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, in_axes=(0, 0, 0, None))(
+            noise["env"], state.env_state, action, env_params)
+        done = terminated | truncated
+        row = Transition(state.obs, action, reward, info["final_observation"].astype(obs_dtype),
+                         terminated if args.bootstrap_at_timeout else done)
+        replay = jax.tree.map(lambda ring, x: jax.lax.dynamic_update_index_in_dim(ring, x, step % rows, axis=0),
+                              state.replay, row)
+        return state._replace(replay=replay, env_state=env_state, obs=obs.astype(obs_dtype),
+                              episodes=state.episodes + done.sum()), None
+
+    def sample(state: State, index):
+        """Transitions at `index` into the replay, flat over rows and environments, and their Bellman targets."""
+        batch = jax.tree.map(lambda ring: ring.reshape(-1, *ring.shape[2:])[index], state.replay)
+        return batch, bellman_target(networks, state.params, state.target, batch, args.gamma, args.double)
+
+    def act_and_learn(state: State, step_and_noise):
+        state, _ = act(state, step_and_noise)
+        batch, target = sample(state, step_and_noise[1]["sample"])  # [players, batch, ...]
+        update = partial(scorer_update, objective) if args.scorer else baseline_update
+        params, opt_state = update(networks, optimizers, state.params, state.opt_state, batch, target)
+        return state._replace(params=params, opt_state=opt_state), None
+
+    def diagnose(state: State, index) -> dict:
+        """Losses and representation after block `index`, on 2,048 transitions of the replay."""
+        held = jnp.minimum(first_step + (index + 1) * block_steps, rows) * args.num_envs
+        batch, target = sample(state, jax.random.randint(random(state.seed, 2, index), (2048,), 0, held))
+        delta = bellman_error(*state.params, networks, batch, target)
+        z = networks.perception.apply({"params": state.params.perception}, batch.obs)
+        _, kept = networks.control.apply({"params": state.params.control}, z, mutable="intermediates")
+        singular = jnp.linalg.svd(kept["intermediates"]["penultimate"][0], compute_uv=False)
+        return dict(follower_loss=objective(*state.params, networks, batch, target),
+                    leader_loss=leader_loss(*state.params, networks, batch, target),
+                    bellman_error_mean=delta.mean(), bellman_error_variance=delta.var(),
+                    srank=1.0 + jnp.sum(jnp.cumsum(singular) < 0.99 * singular.sum()),  # values that hold 99 % of the sum
+                    perception_norm=optax.tree.norm(state.params.perception),
+                    control_norm=optax.tree.norm(state.params.control))
+
+    def init(seed) -> State:
+        reset_key, phi_key, theta_key, noise_key = jax.random.split(random(seed, 0), 4)
+        obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(reset_key, args.num_envs), env_params)
+        obs, steps = obs.astype(obs_dtype), jnp.arange(first_step)
+        z, phi = networks.perception.init_with_output(phi_key, obs)
+        params = Players(phi["params"], networks.control.init(theta_key, z)["params"])
+        opt_state = Players(*(o.init(p) for o, p in zip(optimizers, params))) if args.scorer else leader.init(params)
+        zeros = jnp.zeros(args.num_envs)
+        row = Transition(obs, zeros.astype(int), zeros, obs, zeros.astype(bool))
+        replay = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape), x.dtype), row)
+        state = State(seed, params, params, opt_state, replay, env_state, obs, jnp.int32(0), {})
+        names = ["returns", "episodes", *(jax.eval_shape(diagnose, state, 0) if args.diagnostics else [])]
+        curves = {name: jnp.full(num_points, jnp.nan) for name in names}
+        return jax.lax.scan(act, state._replace(curves=curves), (steps, draw(noise_key, steps)))[0]
+
+    def block(state: State, index):
+        steps = first_step + index * block_steps + jnp.arange(block_steps)
+        noise = draw(random(state.seed, 1, index), steps)
+        state, _ = jax.lax.scan(act_and_learn, state, (steps, noise), unroll=5 if jax.default_backend() == "gpu" else 1)
+        due = (index + 1) * block_steps % period == 0
+        moved = optax.incremental_update(state.params, state.target, args.tau)
+        state = state._replace(target=jax.tree.map(lambda new, old: jnp.where(due, new, old), moved, state.target))
+        log = state.env_state
+        mean = jnp.where(log.returned_episode_valid.all(), log.returned_episode_returns.mean(), jnp.nan)
+        values = dict(returns=mean, episodes=state.episodes)
+        if args.diagnostics:  # only at the end of a point
+            nothing = {name: jnp.nan for name in state.curves if name not in values}
+            values |= jax.lax.cond((index + 1) % blocks_per_point == 0, diagnose, lambda *_: nothing, state, index)
+        curves = {name: curve.at[index // blocks_per_point].set(values[name]) for name, curve in state.curves.items()}
+        return state._replace(curves=curves), mean
+
+    return init, block, timesteps, blocks_per_point
+
+
+# ------------------------------ The run ------------------------------------------------------------------------------
+gather = partial(process_allgather, tiled=True)  # device arrays [seeds, ...] of all processes -> numpy
+checkpoints = partial(ocp.CheckpointManager, options=ocp.CheckpointManagerOptions(max_to_keep=1))  # moves, then removes
+
+
+def save(path: Path, content: bytes):
+    """Written under a temporary name, then moved: what stands at `path` is whole."""
+    partial_path = path.with_name(path.name + ".partial")
+    partial_path.write_bytes(content)
+    partial_path.rename(path)
+
+
+def checksum(state) -> int:
+    """CRC-32 of this process's part of the state."""
+    shards = [np.asarray(shard.data) for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
+    return zlib.crc32(b"".join(data.tobytes() for data in shards))
+
+
+def restore(run: Path, state):
+    """(state, extra) of the run's newest checkpoint, shaped like these, and its block; an unusable one ends in one sentence."""
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    try:
+        with checkpoints((run / "checkpoint").absolute()) as manager:
+            state, extra = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore((like, dict(crc=0, seconds=0.0))))
+            if jax.process_index() == 0 and checksum(state) != extra["crc"]:
+                raise ValueError("it was changed after it had been written")
+            return state, dict(block=manager.latest_step(), seconds=extra["seconds"])
+    except Exception as error:  # a damaged file may raise anything
+        fail(f"--resume {run} holds no usable checkpoint: {str(error).splitlines()[0]}")
+
+
+def main():
+    args = tyro.cli(Args, description=__doc__)
+    if args.resume:
+        names = list(vars(args))
+        output = {name: getattr(args, name) for name in names[names.index("runs_dir"):]}
+        if args != Args(**output):
+            fail(f"--resume {args.resume} continues that run with its own arguments; give only output flags beside it")
+        try:
+            args = Args(**json.loads((args.resume / "args.json").read_text()) | output)
+        except (OSError, ValueError, TypeError) as error:
+            fail(f"--resume {args.resume} is not a run of this script: {error}")
+    if "device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", max(1, args.num_seeds))  # without an accelerator, a thread per seed
+    if args.distributed:
+        jax.distributed.initialize()
+    args, env, env_params = resolve(args)
+    init, block, timesteps, blocks_per_point = make_train(args, env, env_params)
+
+    # Seeds over devices, with no communication between them
+    processes, lead = jax.process_count(), jax.process_index() == 0
+    if args.num_seeds % processes:
+        fail(f"--num-seeds {args.num_seeds} must be a multiple of the number of processes, {processes}")
+    width = max(n for n in range(1, jax.local_device_count() + 1) if args.num_seeds // processes % n == 0)
+    devices = np.array(jax.devices()).reshape(processes, -1)[:, :width].ravel()
+    mesh, split, same = Mesh(devices, "seeds"), PartitionSpec("seeds"), PartitionSpec()
+    batched = None if devices[0].platform == "cpu" else args.num_seeds // len(devices)
+
+    def all_seeds(function, *values, specs, **options):  # XLA's CPU code for batched environments is slow: there, by turns
+        part = lambda value, *index: jax.lax.map(lambda value: function(value, *index), value, batch_size=batched)
+        part = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)
+        return jax.jit(part, **options).lower(*values).compile()
+
+    # The run's folder
+    words = dict(double=args.double, dueling=args.dueling, msbe=args.follower_loss == "msbe", scorer=args.scorer)
+    variant = "-".join([name for name, present in words.items() if present] + ["baseline"] * (not args.scorer))
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(broadcast_one_to_all(np.int32(time.time()))))
+    run = args.runs_dir / f"{Path(__file__).stem}__{args.env}__{variant}__s{args.seed}__{stamp}"
+    meta = dict(schema=1, script=Path(__file__).stem, args=json.loads(json.dumps(vars(args), default=str)), block=0,
+                seconds=0.0, device=devices[0].device_kind, num_devices=len(devices),
+                versions={name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "gymnax")})
+    if lead:
+        try:
+            run.mkdir(parents=True)
+            save(run / "args.json", json.dumps(meta["args"], indent=2).encode())
+        except OSError as error:
+            fail(f"--runs-dir {args.runs_dir} cannot take a new run: {error}")
+        print(f"{run}\n{timesteps[-1]:,} environment steps in {len(timesteps)} blocks, {args.num_seeds} seeds on "
+              f"{len(devices)} x {meta['device']}; compiling", flush=True)
+    if lead and args.track:
+        import wandb  # slow to import
+        wandb.init(project=args.wandb_project, mode=args.wandb_mode, name=run.name, config=meta["args"])
+    stop = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(130) if stop else stop.append(True))
+
+    began = time.time()
+    seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.uint32)
+    on_devices = jax.device_put(seeds, NamedSharding(mesh, split))
+    state = all_seeds(init, on_devices, specs=split)(on_devices)
+    block = all_seeds(block, state, np.int32(0), specs=(split, same), donate_argnums=0)
+    meta["compile_seconds"] = time.time() - began
+    if args.resume:
+        state, progress = restore(args.resume, state)
+        meta |= progress
+
+    saved = time.time()
+    began, terminal, previous = saved - meta["seconds"], sys.stdout.isatty(), None
+    bar = tqdm(total=int(timesteps[-1]), initial=int([0, *timesteps][meta["block"]]), unit="step", unit_scale=True,
+               disable=not lead, file=sys.stdout if terminal else io.StringIO())
+    for index in range(meta["block"], len(timesteps)):
+        state, mean = block(state, np.int32(index))
+        meta |= dict(block=index + 1, seconds=time.time() - began)
+        point = (index + 1) % blocks_per_point == 0
+        if processes > 1 and not point:
+            continue  # processes look up from training only together
+        if previous is not None:  # one block behind, so that the device never waits for the host
+            bar.set_postfix_str(f"return {gather(previous).mean():.2f}")
+        previous = mean
+        bar.update(int(timesteps[index]) - bar.n)
+        if lead and not terminal and 10 * (index + 1) // len(timesteps) > 10 * index // len(timesteps):
+            print(bar, flush=True)
+        if args.track and point:
+            means = {name: gather(curve)[:, index // blocks_per_point].mean() for name, curve in state.curves.items()}
+            lead and wandb.log(means, step=int(timesteps[index]))
+        due = args.checkpoint_every_minutes and time.time() - saved > 60 * args.checkpoint_every_minutes
+        stopped, due = gather(np.array([[bool(stop), bool(due)]])).any(axis=0)
+        if due or stopped and args.checkpoint_every_minutes:
+            extra = dict(crc=checksum(state), seconds=meta["seconds"])
+            with checkpoints((run / "checkpoint").absolute()) as manager:
+                manager.save(meta["block"], args=ocp.args.StandardSave((state, extra)))
+            saved = time.time()
+        if stopped:
+            break
+    bar.close()
+
+    done = meta["block"] // blocks_per_point  # whole points
+    curves = {name: curve[:, :done] for name, curve in gather(state.curves).items()}
+    params = gather(state.params)._asdict() if args.save_model else {}
+    if lead and done:
+        meta["complete"], timesteps = meta["block"] == len(timesteps), timesteps[blocks_per_point - 1 :: blocks_per_point]
+        last = curves["returns"][:, timesteps[:done] > 0.9 * timesteps[-1]].mean()
+        np.savez_compressed(file := io.BytesIO(), timesteps=timesteps[:done], seeds=seeds, meta=json.dumps(meta), **curves)
+        save(run / "results.npz", file.getvalue())
+        if params:
+            save(run / "model.safetensors", to_safetensors(flatten_dict(params, sep="/")))
+        print(f"mean return over the last 10 %: {last:.2f}; saved in {run}", flush=True)
+    sys.exit(130 if stop else 0)
+
+
+if __name__ == "__main__":
+    main()
