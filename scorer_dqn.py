@@ -361,16 +361,16 @@ def make_train(args: Args, env, env_params):
     def block(state: State, index):
         steps = first_step + index * block_steps + jnp.arange(block_steps)
         noise = draw(random(state.seed, 1, index), steps)
-        state, _ = jax.lax.scan(act_and_learn, state, (steps, noise), unroll=5 if jax.default_backend() == "gpu" else 1)
+        state, _ = jax.lax.scan(act_and_learn, state, (steps, noise))
         due = (index + 1) * block_steps % period == 0
         moved = optax.incremental_update(state.params, state.target, args.tau)
         state = state._replace(target=jax.tree.map(lambda new, old: jnp.where(due, new, old), moved, state.target))
         log = state.env_state
         mean = jnp.where(log.returned_episode_valid.all(), log.returned_episode_returns.mean(), jnp.nan)
         values = dict(returns=mean, episodes=state.episodes)
-        if args.diagnostics:  # only at the end of a point
-            nothing = {name: jnp.nan for name in state.curves if name not in values}
-            values |= jax.lax.cond((index + 1) % blocks_per_point == 0, diagnose, lambda *_: nothing, state, index)
+        if args.diagnostics:  # at 50 points, as a singular value decomposition costs as much as hundreds of steps
+            blocks, nothing = blocks_per_point * max(1, num_points // 50), dict.fromkeys(state.curves.keys() - values, jnp.nan)
+            values |= jax.lax.cond((index + 1) % blocks == 0, diagnose, lambda *_: nothing, state, index)
         curves = {name: curve.at[index // blocks_per_point].set(values[name]) for name, curve in state.curves.items()}
         return state._replace(curves=curves), mean
 
@@ -419,8 +419,11 @@ def main():
             args = Args(**json.loads((args.resume / "args.json").read_text()) | output)
         except (OSError, ValueError, TypeError) as error:
             fail(f"--resume {args.resume} is not a run of this script: {error}")
-    if "device_count" not in os.environ.get("XLA_FLAGS", ""):
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "device_count" not in flags:
         jax.config.update("jax_num_cpu_devices", max(1, args.num_seeds))  # without an accelerator, a thread per seed
+    os.environ["XLA_FLAGS"] = flags + (  # a step is some 100 small kernels: let a GPU run the whole loop, and independent ones at once
+        " --xla_gpu_enable_command_buffer=+WHILE --xla_gpu_command_buffer_scheduling_mode=CONCURRENT")
     if args.distributed:
         jax.distributed.initialize()
     args, env, env_params = resolve(args)

@@ -1,0 +1,171 @@
+"""Reads the runs that the scripts wrote: checks them, pools their seeds and names the methods they compare.
+
+A run is a folder with `results.npz`: `timesteps [T]`, `seeds [N]`, curves `[N, T]` such as `returns`, and `meta`, a
+JSON string. Whatever does not match ends the program with one sentence that names the file, and exit code 2.
+"""
+
+import json
+import sys
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+SCHEMA = 1
+# Arguments that leave the method the same: runs which differ only in these share a curve.
+NOT_METHOD = {"env", "seed", "num_seeds", "total_timesteps", "diagnostics", "runs_dir", "save_model", "resume",
+              "checkpoint_every_minutes", "distributed", "track", "wandb_project", "wandb_mode"}
+NAMED = {"scorer", "double", "dueling", "follower_loss", "ablation"}  # spelled out in every method's name
+
+
+def fail(message: str):
+    """Ends the program with one sentence on standard error and exit code 2."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+@dataclass
+class Run:
+    """One results.npz."""
+
+    path: Path
+    meta: dict
+    timesteps: np.ndarray  # [T] environment steps per seed
+    seeds: np.ndarray  # [N]
+    curves: dict[str, np.ndarray]  # each [N, T]
+
+    @property
+    def env(self) -> str:
+        return self.meta["args"]["env"]
+
+    @property
+    def method(self) -> dict:
+        """The script and the arguments that tell one method from another."""
+        args = {name: value for name, value in self.meta["args"].items() if name not in NOT_METHOD}
+        return {"script": self.meta["script"]} | args
+
+
+@dataclass
+class Method:
+    """One method on one environment, the seeds of all its runs pooled."""
+
+    runs: list[Run]
+    timesteps: np.ndarray  # [T] environment steps per seed
+    seeds: np.ndarray  # [N]
+    curves: dict[str, np.ndarray]  # each [N, T]
+    details: list[str]  # what sets it apart from the plain method, for its name
+
+    @property
+    def env(self) -> str:
+        return self.runs[0].env
+
+    @property
+    def args(self) -> dict:
+        return self.runs[0].method
+
+    @property
+    def returns(self) -> np.ndarray:
+        return self.curves["returns"]
+
+    @property
+    def algorithm(self) -> str:
+        """The base algorithm, for example Dueling DDQN."""
+        name = self.args["script"].removeprefix("scorer_").upper()
+        name = name.replace("DQN", "DDQN") if self.args.get("double") else name
+        return f"Dueling {name}" if self.args.get("dueling") else name
+
+    @property
+    def variant(self) -> str:
+        """The method within its algorithm, for example SCORER (MSBE follower)."""
+        return " ".join(["SCORER" if self.args["scorer"] else "Baseline"] + self._suffix)
+
+    @property
+    def label(self) -> str:
+        """The method's full name, for example SCORER DQN (MSBE follower)."""
+        return " ".join(["SCORER"] * self.args["scorer"] + [self.algorithm] + self._suffix)
+
+    @property
+    def _suffix(self) -> list[str]:
+        return [f"({', '.join(self.details)})"] if self.details else []
+
+
+def read_run(folder: Path) -> Run:
+    """The complete run in `folder`; one that is missing, damaged, incomplete or of another schema ends the program."""
+    path = folder / "results.npz"
+    try:
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        meta = json.loads(str(arrays.pop("meta")))
+        timesteps, seeds = arrays.pop("timesteps"), arrays.pop("seeds")
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        fail(f"{path} cannot be read: {error}")
+    if meta.get("schema") != SCHEMA:
+        fail(f"{path} has schema {meta.get('schema')}, but this reader knows only schema {SCHEMA}")
+    if not meta["complete"]:
+        fail(f"{path} is of a run that did not finish")
+    for name, curve in arrays.items():
+        if curve.shape != (len(seeds), len(timesteps)):
+            fail(f"{path} has {name} of shape {curve.shape} for {len(seeds)} seeds and {len(timesteps)} timesteps")
+    for seed in seeds[np.isnan(arrays["returns"][:, -1])]:
+        fail(f"{path} has no return for seed {seed}: not every environment finished an episode")
+    return Run(path, meta, timesteps, seeds, arrays)
+
+
+def pool(runs: list[Run], details: list[str]) -> Method:
+    """Runs of one method on one environment as one; any other mixture ends the program."""
+    first, names, seeds = runs[0], set(runs[0].curves), set(runs[0].seeds.tolist())
+    for run in runs[1:]:
+        if (run.env, run.method) != (first.env, first.method):
+            fail(f"{run.path} and {first.path} differ in environment or method, so they cannot share a curve")
+        if not np.array_equal(run.timesteps, first.timesteps):
+            fail(f"{run.path} and {first.path} have different timesteps, so they cannot share a curve")
+        if both := seeds.intersection(run.seeds.tolist()):
+            fail(f"{run.path} counts seed {min(both)} of the same method a second time")
+        names, seeds = names & set(run.curves), seeds.union(run.seeds.tolist())
+    curves = {name: np.concatenate([run.curves[name] for run in runs]) for name in sorted(names)}
+    return Method(runs, first.timesteps, np.concatenate([run.seeds for run in runs]), curves, details)
+
+
+def load(folders: list[Path]) -> list[Method]:
+    """The methods in these run folders, on each environment; plain ones and baselines come first.
+
+    An argument in which the runs of one script on one environment differ becomes part of the names."""
+    if not folders:
+        fail("no run folder was given")
+    runs = [read_run(folder) for folder in folders]
+    values, totals, groups = {}, {}, {}
+    for run in runs:
+        groups.setdefault((run.env, json.dumps(run.method, sort_keys=True)), []).append(run)
+        for name, value in run.method.items():
+            if value is not None:
+                values.setdefault((run.env, run.method["script"], name), set()).add(value)
+        total = run.meta["args"]["total_timesteps"]
+        if total != totals.setdefault(run.env, total):
+            fail(f"{run.path} has {total:,} timesteps and another run on {run.env} {totals[run.env]:,}: not comparable")
+    varied = {(script, name) for (_, script, name), seen in values.items() if len(seen) > 1 and name not in NAMED}
+
+    def details(args: dict) -> list[str]:
+        words = ["MSBE follower"] * (args.get("follower_loss") == "msbe")
+        words += [args["ablation"].replace("_", " ")] if args.get("ablation") else []
+        return words + [f"{name.replace('_', ' ')} {value}" for name, value in sorted(args.items())
+                        if (args["script"], name) in varied and value is not None]
+
+    def order(method: Method):
+        args = method.args
+        return (method.env, args["script"], bool(args.get("dueling")), bool(args.get("double")), args["scorer"],
+                len(method.details), [args.get(name) or 0 for _, name in sorted(varied)], method.details)
+
+    return sorted((pool(group, details(group[0].method)) for group in groups.values()), key=order)
+
+
+def by_env(methods: list[Method]) -> dict[str, list[Method]]:
+    """The methods on each environment, order kept."""
+    return {env: [method for method in methods if method.env == env] for env in dict.fromkeys(m.env for m in methods)}
+
+
+def by_algorithm(methods: list[Method]) -> dict[str, list[Method]]:
+    """The methods of each base algorithm, order kept."""
+    names = dict.fromkeys(method.algorithm for method in methods)
+    return {name: [method for method in methods if method.algorithm == name] for name in names}

@@ -1,0 +1,61 @@
+"""The look that all figures share."""
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display needed
+import matplotlib.pyplot as plt
+from records import Method, fail
+from stats import Estimate, rolling_mean
+
+SCORER, BASELINE = "#44229A", "#E69F00"  # dark and light, so told apart in grey and with any colour vision
+OTHERS = [("#009E73", "--"), ("#56B4E9", "-."), ("#CC79A7", (0, (5, 1, 1, 1, 1, 1))), ("#8A5A00", ":"),
+          ("#D55E00", (0, (1, 1))), ("#666666", (0, (8, 2)))]
+PANEL = 3.3, 2.5  # inches, one column of a two-column page wide
+
+plt.rcParams.update({
+    "font.size": 9, "axes.titlesize": 10, "axes.labelsize": 9, "legend.fontsize": 9, "legend.frameon": False,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E5E5E5",
+    "lines.linewidth": 1.6, "savefig.dpi": 200, "pdf.fonttype": 42})
+
+
+def panels(rows: int, columns: int, out: Path, smooth: int):
+    """Figure and axes [rows, columns] for the command line's --out and --smooth, which it checks."""
+    if smooth < 1:
+        fail(f"--smooth {smooth} must be at least 1")
+    figure, axes = plt.subplots(rows, columns, figsize=(PANEL[0] * columns, PANEL[1] * rows), squeeze=False,
+                                layout="constrained")
+    if out.suffix[1:] not in figure.canvas.get_supported_filetypes():
+        fail(f"--out {out} must end in a format such as .png, .pdf or .svg")
+    return figure, axes
+
+
+def looks(methods: list[Method], name="label") -> dict[str, dict]:
+    """Colour and dashes by name: SCORER and baseline have their own, also next to further variants."""
+    names = {getattr(method, name): method.args["scorer"] for method in methods}
+    scorer, baseline = ([n for n, is_scorer in names.items() if is_scorer == kind] for kind in (True, False))
+    fixed = [(group[0], (color, "-")) for group, color in ((scorer, SCORER), (baseline, BASELINE)) if group]
+    others = zip(scorer[1:] + baseline[1:], OTHERS * len(names))
+    return {n: dict(label=n, color=color, linestyle=dashes) for n, (color, dashes) in [*fixed, *others]}
+
+
+def draw_curve(ax, timesteps, estimate: Estimate, smooth: int, **look):
+    """A curve [T] with its shaded interval over millions of steps, each a rolling mean over `smooth` points."""
+    value, low, high = (rolling_mean(x, smooth) for x in estimate)
+    ax.fill_between(timesteps / 1e6, low, high, color=look["color"], alpha=0.2, linewidth=0)
+    ax.plot(timesteps / 1e6, value, **look)
+
+
+def save(figure, out: Path):
+    """Writes the figure with one legend for all panels above them."""
+    handles = {}
+    for ax in figure.axes:
+        handles |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels())}
+    width = 0.6 + 0.07 * max(map(len, handles))  # inches of an entry
+    columns = max(1, int(figure.get_figwidth() / width))
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(handles) // columns))
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out)
+    print(out)
