@@ -1,35 +1,25 @@
 """SCORER DQN: Q-learning as a Stackelberg game between perception and control, and the DQN it is compared with.
 
 The perception network f_phi (follower, fast) minimises the variance of the Bellman errors, the control network Q_theta
-(leader, slow) their mean square: see "The game" below, which is the whole method. Without --scorer, the same layers
-are trained by one loss and one optimiser. Paper: Martinez, Li, Lu, Chen, "Stackelberg Coupling of Online
-Representation Learning and Reinforcement Learning", ICLR 2026, section 4 and Algorithm 1.
+(leader, slow) their mean square: "The game" below is the whole method. Without --scorer, the same layers are trained by
+one loss and one optimiser. Paper: Martinez et al., "Stackelberg Coupling of Online Representation Learning and
+Reinforcement Learning", ICLR 2026, section 4, Algorithm 1.
 
     python scorer_dqn.py --env Breakout-MinAtar --scorer --total-timesteps 1e6     # a minute on a laptop
     python scorer_dqn.py --env Breakout-MinAtar --scorer --num-seeds 30            # the paper's run, for a GPU
 """
 # /// script
 # requires-python = ">=3.11"
-# dependencies = [
-#   "jax>=0.10.2,<0.12", "flax>=0.12.8", "optax>=0.2.8", "chex>=0.1.92", "gymnax==1.0.1", "tyro>=1.0.17",
-#   "tqdm>=4.68", "safetensors>=0.8", "orbax-checkpoint>=0.12.8", "wandb>=0.31",
-# ]
+# dependencies = ["jax>=0.10.2,<0.12", "flax>=0.12.8", "optax>=0.2.8", "chex>=0.1.92", "gymnax==1.0.1", "tyro>=1.0.17",
+#   "tqdm>=4.68", "safetensors>=0.8", "orbax-checkpoint>=0.12.8", "wandb>=0.31"]
 # ///
-import difflib
-import io
-import json
-import os
-import signal
-import sys
-import time
-import zlib
-from dataclasses import asdict, dataclass, replace
+import difflib, io, json, os, signal, sys, time, zlib
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
-
 import chex
 import flax.linen as nn
 import jax
@@ -44,11 +34,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.flax import save as to_safetensors
 from tqdm import tqdm
 
-# ------------------------------ Arguments ----------------------------------------------------------------------------
+# ------------------------------ Arguments -----------------------------------------------------------------------------
 Count = Annotated[int, tyro.constructors.PrimitiveConstructorSpec(  # a whole number, also when written as 1e6
     nargs=1, metavar="INT", instance_from_str=lambda words: int(str(Fraction(words[0]))),
     is_instance=lambda x: isinstance(x, int), str_from_instance=lambda x: [str(x)])]
-
 
 @dataclass
 class Args:
@@ -56,17 +45,17 @@ class Args:
     env: str = "Breakout-MinAtar"  # gymnax environment with a box observation and discrete actions
     seed: Count = 0  # first seed
     num_seeds: Count = 1  # seeds trained side by side in one program: seed, seed + 1, ...
-    total_timesteps: Count | None = None  # environment steps per seed, rounded up to whole blocks (MinAtar 1e8, else 1e6)
+    total_timesteps: Count | None = None  # environment steps per seed, rounded up (MinAtar 1e8, else 1e6)
     # The game
     scorer: bool = False  # play the game; without it, the baseline: same layers, one loss, one optimiser
     follower_loss: Literal["variance", "msbe"] | None = None  # the follower's objective (variance)
     follower_learning_rate: float | None = None  # initial rate of the follower (MinAtar 5e-4, else 3e-4)
     learning_rate: float = 1e-4  # initial rate of the leader, or of the baseline
-    leader_decay_power: float | None = None  # leader's rate ~ (1 - progress)^power (1); above 1 the rates' ratio goes to 0
+    leader_decay_power: float | None = None  # the leader's rate falls as (1 - progress)^power (1)
     # Algorithm
     double: bool = False  # the online control network chooses the target's action
     dueling: bool = False  # state-value and advantage heads
-    num_envs: Count | None = None  # environments per seed, stepped together; one update each time (MinAtar 128, else 10)
+    num_envs: Count | None = None  # environments per seed; one update per step of all (MinAtar 128, else 10)
     buffer_size: Count | None = None  # replay capacity per seed in transitions (MinAtar 1e5, else 5e4)
     batch_size: Count = 64  # transitions per batch; SCORER draws two batches per update
     learning_starts: Count | None = None  # environment steps before the first update (MinAtar 1e4, else 1e3)
@@ -87,78 +76,71 @@ class Args:
     # Output, and how to run
     runs_dir: Path = Path("runs")  # the folder that gets one folder per run
     save_model: bool = False  # write model.safetensors, all seeds, names perception/... and control/...
-    checkpoint_every_minutes: float | None = None  # keep the newest whole training state, written this often and at Ctrl-C
+    checkpoint_every_minutes: float | None = None  # keep the newest training state, written so often and at Ctrl-C
     resume: Path | None = None  # continue the run in this folder, with its arguments, as a new run
     distributed: bool = False  # share the seeds among a job's processes (Slurm, MPI, Kubernetes, or JAX's variables)
     track: bool = False  # log to Weights & Biases
     wandb_project: str = "scorer"  # Weights & Biases project
     wandb_mode: Literal["online", "offline"] = "online"  # offline needs no account
 
-
-PRESETS = {  # by environment family, from the paper's tables; the last three are read only with --scorer
-    "MinAtar": dict(total_timesteps=100_000_000, num_envs=128, buffer_size=100_000, learning_starts=10_000, l1_norm=True,
-                    target_update_interval=16_000, max_grad_norm=0.5, hidden_dim=128, perception_layers=2,
+PRESETS = {  # by environment family, from the paper's tables; the last three only count with --scorer
+    "MinAtar": dict(total_timesteps=100_000_000, num_envs=128, buffer_size=100_000, learning_starts=10_000,
+                    target_update_interval=16_000, max_grad_norm=0.5, l1_norm=True, hidden_dim=128, perception_layers=2,
                     activation="relu", follower_loss="variance", follower_learning_rate=5e-4, leader_decay_power=1.0),
-    "control": dict(total_timesteps=1_000_000, num_envs=10, buffer_size=50_000, learning_starts=1_000, l1_norm=False,
-                    target_update_interval=1_000, max_grad_norm=0.3, hidden_dim=64, perception_layers=1,
+    "control": dict(total_timesteps=1_000_000, num_envs=10, buffer_size=50_000, learning_starts=1_000,
+                    target_update_interval=1_000, max_grad_norm=0.3, l1_norm=False, hidden_dim=64, perception_layers=1,
                     activation="tanh", follower_loss="variance", follower_learning_rate=3e-4, leader_decay_power=1.0),
 }
-
 
 def fail(message: str):
     """Ends the program with one sentence on standard error and exit code 2."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 
-
 def resolve(args: Args):
     """args with the environment family's preset where unset, env, env_params; bad input ends in one sentence."""
     import gymnax  # starts JAX's devices, so not before main has set them up
     from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
-
     preset = dict(PRESETS["MinAtar" if args.env.endswith("-MinAtar") else "control"])
     for name in () if args.scorer else ("follower_loss", "follower_learning_rate", "leader_decay_power"):
         if getattr(args, name) is not None:
             fail(f"--{name.replace('_', '-')} {getattr(args, name)} needs --scorer: the baseline has no such part")
         del preset[name]
     args = replace(args, **{name: value for name, value in preset.items() if getattr(args, name) is None})
-    limits = dict(gamma=(0, 1), epsilon_start=(0, 1), epsilon_end=(0, 1), tau=(1e-9, 1), seed=(0, 2**32 - args.num_seeds),
-                  learning_starts=(0, args.total_timesteps - 1), buffer_size=(max(args.batch_size, args.num_envs), 1e12))
+    limits = dict(
+        gamma=(0, 1), epsilon_start=(0, 1), epsilon_end=(0, 1), tau=(1e-9, 1), seed=(0, 2**32 - args.num_seeds),
+        learning_starts=(0, args.total_timesteps - 1), buffer_size=(max(args.batch_size, args.num_envs), 1e12))
     for name, value in vars(args).items():
         low, high = limits.get(name, (sys.float_info.min, sys.float_info.max))
         if type(value) in (int, float) and not low <= value <= high:
             accepted = f"from {low} to {high}" if name in limits else "positive"
             fail(f"--{name.replace('_', '-')} {value} must be {accepted}")
+    args.target_update_interval = max(1, round(args.target_update_interval / args.num_envs)) * args.num_envs
     if args.env not in gymnax.registered_envs:
         near = difflib.get_close_matches(args.env, gymnax.registered_envs, cutoff=0.4) or gymnax.registered_envs
         fail(f"--env {args.env} is no gymnax environment; near names: {', '.join(near)}")
     env, env_params = gymnax.make(args.env)
     kinds = [type(space(env_params)).__name__ for space in (env.observation_space, env.action_space)]
     if kinds != ["Box", "Discrete"]:
-        fail(f"--env {args.env} has {kinds[0]} observations and {kinds[1]} actions; the networks need Box and Discrete")
+        fail(f"--env {args.env} has {' and '.join(kinds)} as observation and action space; needed: Box and Discrete")
     return args, LogWrapper(FlattenObservationWrapper(env)), env_params
 
-
-# ------------------------------ Networks -----------------------------------------------------------------------------
+# ------------------------------ Networks ------------------------------------------------------------------------------
 class Players(NamedTuple):
-    """One thing for each player: their networks, parameters, optimiser states or learning rates."""
+    """Something of each player: networks, parameters, optimisers or their states."""
     perception: Any  # f_phi, the follower
     control: Any  # Q_theta, the leader
-
 
 def dense(features, gain=np.sqrt(2)):
     return nn.Dense(features, kernel_init=nn.initializers.orthogonal(gain))
 
-
 def l1_norm(x):
-    """x [..., features] over its mean absolute value. The paper says unit L1 norm; its printed results need the mean."""
+    """x [..., features] over its mean absolute value; the paper says unit L1 norm, but its results need the mean."""
     return x / jnp.maximum(jnp.abs(x).mean(axis=-1, keepdims=True), 1e-8)
-
 
 class Perception(nn.Module):
     """f_phi: observation [..., features] -> latent z [..., hidden_dim] (table "SCORER DQN")."""
     args: Args
-
     @nn.compact
     def __call__(self, obs):
         normalize = l1_norm if self.args.l1_norm else lambda x: x
@@ -167,23 +149,19 @@ class Perception(nn.Module):
             z = getattr(nn, self.args.activation)(dense(self.args.hidden_dim)(z))
         return normalize(z)
 
-
 class Control(nn.Module):
     """Q_theta: latent z [..., hidden_dim] -> action values [..., num_actions] (table "SCORER DQN")."""
     args: Args
     num_actions: int
-
     @nn.compact
     def __call__(self, z):
         hidden = getattr(nn, self.args.activation)(dense(self.args.hidden_dim)(z))
         self.sow("intermediates", "penultimate", hidden)
         advantage = dense(self.num_actions, gain=0.01)(hidden)
-        if not self.args.dueling:
-            return advantage
-        return dense(1, gain=0.01)(hidden) + advantage - advantage.mean(axis=-1, keepdims=True)
+        value = dense(1, gain=0.01)(hidden) - advantage.mean(axis=-1, keepdims=True) if self.args.dueling else 0.0
+        return value + advantage
 
-
-# ------------------------------ The game -----------------------------------------------------------------------------
+# ------------------------------ The game ------------------------------------------------------------------------------
 class Transition(NamedTuple):
     obs: jax.Array  # [..., features]
     action: jax.Array
@@ -191,11 +169,9 @@ class Transition(NamedTuple):
     next_obs: jax.Array  # the true next observation, also where the environment has reset itself
     terminated: jax.Array  # no value follows; a time-out is not a termination (see --bootstrap-at-timeout)
 
-
 def q_values(networks: Players, phi, theta, obs):
     """Q_theta(f_phi(s), .) [..., actions] of obs [..., features]."""
     return networks.control.apply({"params": theta}, networks.perception.apply({"params": phi}, obs))
-
 
 def bellman_target(networks, params: Players, target: Players, batch: Transition, gamma, double):
     """Y = r + gamma (1 - terminated) Q_target(f_target(s'), a*), [batch]; a* is the target's own best action, or with
@@ -207,23 +183,19 @@ def bellman_target(networks, params: Players, target: Players, batch: Transition
     chex.assert_equal_shape([best, batch.reward, batch.terminated])
     return batch.reward + gamma * (1.0 - batch.terminated) * best
 
-
 def bellman_error(phi, theta, networks, batch: Transition, target):
     """delta_j = Y_j - Q_theta(f_phi(s_j), a_j), [batch]; the target Y carries no gradient."""
     q = jnp.take_along_axis(q_values(networks, phi, theta, batch.obs), batch.action[..., None], axis=-1).squeeze(-1)
     chex.assert_equal_shape([q, target])
     return jax.lax.stop_gradient(target) - q
 
-
 def follower_loss(phi, theta, networks, batch, target):
     """Var_j[delta_j], the population variance over the batch: what perception minimises over phi."""
     return jnp.var(bellman_error(phi, theta, networks, batch, target))
 
-
 def leader_loss(phi, theta, networks, batch, target):
     """mean_j[delta_j^2], the MSBE over the batch: what control minimises over theta, and the baseline over both."""
     return jnp.mean(jnp.square(bellman_error(phi, theta, networks, batch, target)))
-
 
 def scorer_update(objective, networks, optimizers: Players, params: Players, opt_state: Players, batch, target):
     """One round of the game (Algorithm 1, lines 10 to 15): the follower's best response, then the leader's step on it.
@@ -239,15 +211,13 @@ def scorer_update(objective, networks, optimizers: Players, params: Players, opt
     theta = optax.apply_updates(theta, change)
     return Players(phi, theta), Players(phi_opt, theta_opt)
 
-
 def baseline_update(networks, optimizer, params: Players, opt_state, batch, target):
     """DQN: the same composed network, one batch [1, batch, ...], one loss, one optimiser at the leader's rate."""
     gradient = Players(*jax.grad(leader_loss, argnums=(0, 1))(*params, networks, batch, target))
     change, opt_state = optimizer.update(gradient, opt_state)
     return optax.apply_updates(params, change), opt_state
 
-
-# ------------------------------ Training -----------------------------------------------------------------------------
+# ------------------------------ Training ------------------------------------------------------------------------------
 class State(NamedTuple):
     """All of one seed's training, saved whole in a checkpoint; random keys are derived from seed and step."""
     seed: jax.Array
@@ -260,19 +230,16 @@ class State(NamedTuple):
     episodes: jax.Array  # completed so far, by all environments together
     curves: dict  # each [points], NaN ahead of training
 
-
 def make_train(args: Args, env, env_params):
-    """One seed's training as pure functions. A step is one step of each of the num_envs environments, and one update.
-
-    Returns init(seed) -> State before the first block, block(state, index) -> State after that block and mean return,
-    environment steps at the end of each block, and how many blocks make a point of the curves."""
+    """One seed's training: init(seed) -> State, block(state, index) -> State after that block and its mean return, the
+    environment steps at the end of each block, blocks per point of the curves. A step is one of all environments."""
     num_actions = env.action_space(env_params).n
     networks = Players(Perception(args), Control(args, num_actions))
     objective = leader_loss if args.follower_loss == "msbe" else follower_loss
     epsilon = optax.linear_schedule(args.epsilon_start, args.epsilon_end, args.epsilon_steps / args.num_envs)
     rows = args.buffer_size // args.num_envs
-    obs_dtype = bool if args.env.endswith("-MinAtar") else None  # MinAtar's channels are binary: a quarter of the memory
-    period = max(1, round(args.target_update_interval / args.num_envs))  # updates between target updates
+    obs_dtype = bool if args.env.endswith("-MinAtar") else None  # binary channels: a quarter of the memory
+    period = args.target_update_interval // args.num_envs  # updates between target updates
     first_step = max(1, -(-args.learning_starts // args.num_envs))
     steps_left = max(1, -(-args.total_timesteps // args.num_envs) - first_step)
     block_steps = max(n for n in range(1, min(128, steps_left) + 1) if period % n == 0)  # targets change between blocks
@@ -334,12 +301,12 @@ def make_train(args: Args, env, env_params):
         batch, target = sample(state, jax.random.randint(random(state.seed, 2, index), (2048,), 0, held))
         delta = bellman_error(*state.params, networks, batch, target)
         z = networks.perception.apply({"params": state.params.perception}, batch.obs)
-        _, kept = networks.control.apply({"params": state.params.control}, z, mutable="intermediates")
-        singular = jnp.linalg.svd(kept["intermediates"]["penultimate"][0], compute_uv=False)
+        kept = networks.control.apply({"params": state.params.control}, z, mutable="intermediates")[1]["intermediates"]
+        singular = jnp.linalg.svd(kept["penultimate"][0], compute_uv=False)
         return dict(follower_loss=objective(*state.params, networks, batch, target),
                     leader_loss=leader_loss(*state.params, networks, batch, target),
                     bellman_error_mean=delta.mean(), bellman_error_variance=delta.var(),
-                    srank=1.0 + jnp.sum(jnp.cumsum(singular) < 0.99 * singular.sum()),  # values that hold 99 % of the sum
+                    srank=1.0 + jnp.sum(jnp.cumsum(singular) < 0.99 * singular.sum()),  # of 99 % of the sum
                     perception_norm=optax.tree.norm(state.params.perception),
                     control_norm=optax.tree.norm(state.params.control))
 
@@ -365,22 +332,23 @@ def make_train(args: Args, env, env_params):
         due = (index + 1) * block_steps % period == 0
         moved = optax.incremental_update(state.params, state.target, args.tau)
         state = state._replace(target=jax.tree.map(lambda new, old: jnp.where(due, new, old), moved, state.target))
-        log = state.env_state
-        mean = jnp.where(log.returned_episode_valid.all(), log.returned_episode_returns.mean(), jnp.nan)
+        log, nan = state.env_state, jnp.nan
+        mean = jnp.where(log.returned_episode_valid.all(), log.returned_episode_returns.mean(), nan)
         values = dict(returns=mean, episodes=state.episodes)
         if args.diagnostics:  # at 50 points, as a singular value decomposition costs as much as hundreds of steps
-            blocks, nothing = blocks_per_point * max(1, num_points // 50), dict.fromkeys(state.curves.keys() - values, jnp.nan)
-            values |= jax.lax.cond((index + 1) % blocks == 0, diagnose, lambda *_: nothing, state, index)
+            due = (index + 1) % (blocks_per_point * max(1, num_points // 50)) == 0
+            values |= jax.lax.cond(due, diagnose, lambda *_: dict.fromkeys(state.curves.keys() - values, nan),
+                                   state, index)
         curves = {name: curve.at[index // blocks_per_point].set(values[name]) for name, curve in state.curves.items()}
         return state._replace(curves=curves), mean
 
     return init, block, timesteps, blocks_per_point
 
-
 # ------------------------------ The run ------------------------------------------------------------------------------
+# A step is some 100 small GPU kernels: let the GPU run the whole loop by itself, and independent kernels side by side.
+GPU_FLAGS = "--xla_gpu_enable_command_buffer=+WHILE --xla_gpu_command_buffer_scheduling_mode=CONCURRENT "
 gather = partial(process_allgather, tiled=True)  # device arrays [seeds, ...] of all processes -> numpy
 checkpoints = partial(ocp.CheckpointManager, options=ocp.CheckpointManagerOptions(max_to_keep=1))  # moves, then removes
-
 
 def save(path: Path, content: bytes):
     """Written under a temporary name, then moved: what stands at `path` is whole."""
@@ -388,65 +356,61 @@ def save(path: Path, content: bytes):
     partial_path.write_bytes(content)
     partial_path.rename(path)
 
-
 def checksum(state) -> int:
     """CRC-32 of this process's part of the state."""
-    shards = [np.asarray(shard.data) for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
-    return zlib.crc32(b"".join(data.tobytes() for data in shards))
-
+    shards = (shard.data for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards)
+    return reduce(lambda crc, data: zlib.crc32(np.asarray(data).tobytes(), crc), shards, 0)
 
 def restore(run: Path, state):
-    """(state, extra) of the run's newest checkpoint, shaped like these, and its block; an unusable one ends in one sentence."""
+    """State and progress from the newest checkpoint, which must have `state`'s shape, or one sentence."""
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     try:
-        with checkpoints((run / "checkpoint").absolute()) as manager:
-            state, extra = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore((like, dict(crc=0, seconds=0.0))))
-            if jax.process_index() == 0 and checksum(state) != extra["crc"]:
-                raise ValueError("it was changed after it had been written")
-            return state, dict(block=manager.latest_step(), seconds=extra["seconds"])
+        with checkpoints((run / "checkpoint").resolve(strict=True)) as manager:
+            items = ocp.args.StandardRestore((like, dict(crc=0, seconds=0.0)))
+            state, progress = manager.restore(block := manager.latest_step(), args=items)
+        if jax.process_index() == 0 and checksum(state) != progress["crc"]:
+            raise ValueError("it was changed after it had been written")
+        return state, dict(block=block, seconds=progress["seconds"])
     except Exception as error:  # a damaged file may raise anything
         fail(f"--resume {run} holds no usable checkpoint: {str(error).splitlines()[0]}")
-
 
 def main():
     args = tyro.cli(Args, description=__doc__)
     if args.resume:
-        names = list(vars(args))
-        output = {name: getattr(args, name) for name in names[names.index("runs_dir"):]}
+        output = dict(list(vars(args).items())[list(vars(args)).index("runs_dir"):])
         if args != Args(**output):
             fail(f"--resume {args.resume} continues that run with its own arguments; give only output flags beside it")
         try:
             args = Args(**json.loads((args.resume / "args.json").read_text()) | output)
         except (OSError, ValueError, TypeError) as error:
             fail(f"--resume {args.resume} is not a run of this script: {error}")
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "device_count" not in flags:
+    os.environ["XLA_FLAGS"] = GPU_FLAGS + os.environ.get("XLA_FLAGS", "")
+    if "device_count" not in os.environ["XLA_FLAGS"]:
         jax.config.update("jax_num_cpu_devices", max(1, args.num_seeds))  # without an accelerator, a thread per seed
-    os.environ["XLA_FLAGS"] = flags + (  # a step is some 100 small kernels: let a GPU run the whole loop, and independent ones at once
-        " --xla_gpu_enable_command_buffer=+WHILE --xla_gpu_command_buffer_scheduling_mode=CONCURRENT")
     if args.distributed:
         jax.distributed.initialize()
     args, env, env_params = resolve(args)
     init, block, timesteps, blocks_per_point = make_train(args, env, env_params)
-
-    # Seeds over devices, with no communication between them
     processes, lead = jax.process_count(), jax.process_index() == 0
     if args.num_seeds % processes:
         fail(f"--num-seeds {args.num_seeds} must be a multiple of the number of processes, {processes}")
     width = max(n for n in range(1, jax.local_device_count() + 1) if args.num_seeds // processes % n == 0)
     devices = np.array(jax.devices()).reshape(processes, -1)[:, :width].ravel()
     mesh, split, same = Mesh(devices, "seeds"), PartitionSpec("seeds"), PartitionSpec()
-    batched = None if devices[0].platform == "cpu" else args.num_seeds // len(devices)
+    seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.uint32)
+    on_devices = jax.device_put(seeds, NamedSharding(mesh, split))
+    together = None if devices[0].platform == "cpu" else args.num_seeds // len(devices)  # CPUs batch environments badly
 
-    def all_seeds(function, *values, specs, **options):  # XLA's CPU code for batched environments is slow: there, by turns
-        part = lambda value, *index: jax.lax.map(lambda value: function(value, *index), value, batch_size=batched)
+    def all_seeds(function, *values, specs, **options):  # devices split the seeds and never communicate
+        def part(seeds, *index):
+            return jax.lax.map(lambda seed: function(seed, *index), seeds, batch_size=together)
         part = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)
         return jax.jit(part, **options).lower(*values).compile()
 
-    # The run's folder
     words = dict(double=args.double, dueling=args.dueling, msbe=args.follower_loss == "msbe", scorer=args.scorer)
     variant = "-".join([name for name, present in words.items() if present] + ["baseline"] * (not args.scorer))
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(broadcast_one_to_all(np.int32(time.time()))))
+    now = broadcast_one_to_all(np.array(divmod(time.time_ns() // 1000, 10**6), np.uint32))  # seconds, microseconds
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now[0]))}-{now[1]:06d}"
     run = args.runs_dir / f"{Path(__file__).stem}__{args.env}__{variant}__s{args.seed}__{stamp}"
     meta = dict(schema=1, script=Path(__file__).stem, args=json.loads(json.dumps(vars(args), default=str)), block=0,
                 seconds=0.0, device=devices[0].device_kind, num_devices=len(devices),
@@ -457,32 +421,27 @@ def main():
             save(run / "args.json", json.dumps(meta["args"], indent=2).encode())
         except OSError as error:
             fail(f"--runs-dir {args.runs_dir} cannot take a new run: {error}")
-        print(f"{run}\n{timesteps[-1]:,} environment steps in {len(timesteps)} blocks, {args.num_seeds} seeds on "
-              f"{len(devices)} x {meta['device']}; compiling", flush=True)
+        print(f"{run}\n{timesteps[-1]:,} environment steps, a target update every {args.target_update_interval:,}; "
+              f"{args.num_seeds} seeds on {len(devices)} x {meta['device']}; compiling", flush=True)
     if lead and args.track:
         import wandb  # slow to import
         wandb.init(project=args.wandb_project, mode=args.wandb_mode, name=run.name, config=meta["args"])
     stop = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit(130) if stop else stop.append(True))
-
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130) if stop else stop.append(True))
     began = time.time()
-    seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.uint32)
-    on_devices = jax.device_put(seeds, NamedSharding(mesh, split))
     state = all_seeds(init, on_devices, specs=split)(on_devices)
     block = all_seeds(block, state, np.int32(0), specs=(split, same), donate_argnums=0)
     meta["compile_seconds"] = time.time() - began
     if args.resume:
         state, progress = restore(args.resume, state)
         meta |= progress
-
-    saved = time.time()
-    began, terminal, previous = saved - meta["seconds"], sys.stdout.isatty(), None
+    terminal, previous = sys.stdout.isatty(), None
+    began = (saved := time.time()) - meta["seconds"]
     bar = tqdm(total=int(timesteps[-1]), initial=int([0, *timesteps][meta["block"]]), unit="step", unit_scale=True,
                disable=not lead, file=sys.stdout if terminal else io.StringIO())
     for index in range(meta["block"], len(timesteps)):
         state, mean = block(state, np.int32(index))
-        meta |= dict(block=index + 1, seconds=time.time() - began)
+        meta["block"] = index + 1
         point = (index + 1) % blocks_per_point == 0
         if processes > 1 and not point:
             continue  # processes look up from training only together
@@ -498,27 +457,25 @@ def main():
         due = args.checkpoint_every_minutes and time.time() - saved > 60 * args.checkpoint_every_minutes
         stopped, due = gather(np.array([[bool(stop), bool(due)]])).any(axis=0)
         if due or stopped and args.checkpoint_every_minutes:
-            extra = dict(crc=checksum(state), seconds=meta["seconds"])
+            progress = dict(crc=checksum(state), seconds=time.time() - began)
             with checkpoints((run / "checkpoint").absolute()) as manager:
-                manager.save(meta["block"], args=ocp.args.StandardSave((state, extra)))
+                manager.save(meta["block"], args=ocp.args.StandardSave((state, progress)))
             saved = time.time()
         if stopped:
             break
     bar.close()
-
-    done = meta["block"] // blocks_per_point  # whole points
-    curves = {name: curve[:, :done] for name, curve in gather(state.curves).items()}
+    ends = timesteps[blocks_per_point - 1 : meta["block"] : blocks_per_point]  # of whole points
+    curves = {name: curve[:, : len(ends)] for name, curve in gather(state.curves).items()}
     params = gather(state.params)._asdict() if args.save_model else {}
-    if lead and done:
-        meta["complete"], timesteps = meta["block"] == len(timesteps), timesteps[blocks_per_point - 1 :: blocks_per_point]
-        last = curves["returns"][:, timesteps[:done] > 0.9 * timesteps[-1]].mean()
-        np.savez_compressed(file := io.BytesIO(), timesteps=timesteps[:done], seeds=seeds, meta=json.dumps(meta), **curves)
+    if lead and len(ends):
+        meta |= dict(seconds=time.time() - began, complete=meta["block"] == len(timesteps))
+        np.savez_compressed(file := io.BytesIO(), timesteps=ends, seeds=seeds, meta=json.dumps(meta), **curves)
         save(run / "results.npz", file.getvalue())
         if params:
             save(run / "model.safetensors", to_safetensors(flatten_dict(params, sep="/")))
+        last = curves["returns"][:, ends > 0.9 * ends[-1]].mean()
         print(f"mean return over the last 10 %: {last:.2f}; saved in {run}", flush=True)
     sys.exit(130 if stop else 0)
-
 
 if __name__ == "__main__":
     main()

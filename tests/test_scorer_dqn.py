@@ -1,0 +1,523 @@
+"""scorer_dqn.py from the inside: the game, targets, schedules, replay, and environments whose Q-values are known."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import flax.struct
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from gymnax.environments import environment, spaces
+from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
+
+import scorer_dqn as dqn
+
+SMALL = dict(env="CartPole-v1", num_envs=4, buffer_size=400, batch_size=8, learning_starts=16, total_timesteps=160,
+             hidden_dim=8, target_update_interval=40)  # control preset: tanh, no norm, clip at 0.3
+
+
+def setup(env=None, env_params=None, **args):
+    """Arguments, environment and its parameters for make_train, the environment wrapped as the script does it."""
+    args, usual, usual_params = dqn.resolve(dqn.Args(**SMALL | args))
+    wrapped = LogWrapper(FlattenObservationWrapper(env)) if env else usual
+    return args, wrapped, env_params or (env.default_params if env else usual_params)
+
+
+def tree_equal(a, b) -> bool:
+    """Bit for bit."""
+    return jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(np.asarray(x), np.asarray(y)), a, b))
+
+
+def trace(monkeypatch, **args):
+    """What one block hands to its update, without running it: networks, optimisers, objective, params, opt_state."""
+    seen = {}
+
+    def scorer_update(objective, networks, optimizers, params, opt_state, batch, target):
+        seen.update(objective=objective, networks=networks, optimizers=optimizers, batch=batch)
+        return params, opt_state
+
+    def baseline_update(networks, optimizer, params, opt_state, batch, target):
+        seen.update(networks=networks, optimizers=optimizer, batch=batch)
+        return params, opt_state
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dqn, "scorer_update", scorer_update)
+        patch.setattr(dqn, "baseline_update", baseline_update)
+        init, block, timesteps, _ = dqn.make_train(*setup(**args))
+        jax.eval_shape(lambda seed: block(init(seed), 0), jnp.uint32(0))
+    args = setup(**args)[0]
+    seen["num_updates"] = (timesteps[-1] - (timesteps[0] - (timesteps[1] - timesteps[0]))) // args.num_envs
+    return SimpleNamespace(**seen, args=args)
+
+
+def game(networks, num_actions=2, features=4, batch=8):
+    """Random parameters and two players' batches [2, batch, ...] with their targets."""
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(2, batch, features)).astype(np.float32)
+    keys = jax.random.split(jax.random.key(0))
+    phi = networks.perception.init(keys[0], obs)["params"]
+    theta = networks.control.init(keys[1], networks.perception.apply({"params": phi}, obs))["params"]
+    action = rng.integers(num_actions, size=(2, batch))
+    batch = dqn.Transition(obs, action, *rng.normal(size=(3, 2, batch)).astype(np.float32))
+    return dqn.Players(phi, theta), batch, rng.normal(size=(2, *batch.reward.shape[1:])).astype(np.float32)
+
+
+# -------------------- The game
+
+PLAYERS = dqn.Players(*(cls(dqn.Args(hidden_dim=8, perception_layers=1, activation="tanh", l1_norm=False), *extra)
+                        for cls, extra in ((dqn.Perception, ()), (dqn.Control, (2,)))))
+STILL, STEP = optax.sgd(0.0), optax.sgd(1.0)
+
+
+def play(follower, leader, params, batch, target, objective=dqn.follower_loss):
+    """The parameters after one round with these optimisers."""
+    opt_state = dqn.Players(follower.init(params.perception), leader.init(params.control))
+    update = jax.jit(partial(dqn.scorer_update, objective, PLAYERS, dqn.Players(follower, leader)))
+    return update(params, opt_state, batch, target)[0]
+
+
+def test_each_player_moves_only_itself():
+    """A follower's step changes no bit of theta, a leader's none of phi."""
+    params, batch, target = game(PLAYERS)
+    after = play(STEP, STILL, params, batch, target)
+    assert tree_equal(after.control, params.control) and not tree_equal(after.perception, params.perception)
+    after = play(STILL, STEP, params, batch, target)
+    assert tree_equal(after.perception, params.perception) and not tree_equal(after.control, params.control)
+
+
+def test_each_player_reads_only_its_batch():
+    """The follower's step depends on sample 0 alone; the leader's, on a follower that stands still, on sample 1 alone."""
+    params, batch, target = game(PLAYERS)
+    changed = lambda player: (batch._replace(obs=batch.obs.copy()), target.copy())
+    other_batch, other_target = changed(1)
+    other_batch.obs[1], other_target[1] = 3.0, 3.0
+    assert tree_equal(play(STEP, STEP, params, other_batch, other_target).perception,
+                      play(STEP, STEP, params, batch, target).perception)
+    other_batch, other_target = changed(0)
+    other_batch.obs[0], other_target[0] = 3.0, 3.0
+    assert tree_equal(play(STILL, STEP, params, other_batch, other_target),
+                      play(STILL, STEP, params, batch, target))
+
+
+def test_leader_answers_the_new_phi():
+    """The leader's gradient is taken at the follower's new phi, not at the old one."""
+    params, batch, target = game(PLAYERS)
+    after = play(STEP, STEP, params, batch, target)
+    sample = dqn.Transition(*(x[1] for x in batch))
+    step = lambda phi: jax.tree.map(jnp.subtract, params.control, jax.grad(dqn.leader_loss, argnums=1)(
+        phi, params.control, PLAYERS, sample, target[1]))
+    gap = lambda phi: max(jax.tree.leaves(jax.tree.map(lambda a, b: abs(a - b).max(), after.control, step(phi))))
+    assert gap(after.perception) < 1e-6 < 1e-3 < gap(params.perception)
+
+
+def test_losses_are_numpys():
+    """The follower's loss is the population variance of the Bellman errors, the leader's their mean square."""
+    params, batch, target = game(PLAYERS)
+    sample, target = dqn.Transition(*(x[0] for x in batch)), target[0]
+    q = np.asarray(dqn.q_values(PLAYERS, *params, sample.obs))
+    delta = target - q[np.arange(len(q)), sample.action]
+    np.testing.assert_allclose(dqn.follower_loss(*params, PLAYERS, sample, target), np.var(delta), rtol=1e-5)
+    np.testing.assert_allclose(dqn.leader_loss(*params, PLAYERS, sample, target), np.mean(delta**2), rtol=1e-5)
+
+
+def test_variance_ignores_a_constant():
+    """A constant added to every target moves neither the variance nor its gradient; the mean square, it does."""
+    params, batch, target = game(PLAYERS)
+    sample = dqn.Transition(*(x[0] for x in batch))
+    both = lambda loss, shift: jax.value_and_grad(loss)(*params, PLAYERS, sample, target[0] + shift)
+    near = lambda loss: all(np.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(
+        *map(jax.tree.leaves, (both(loss, 0.0), both(loss, 2.0)))))
+    assert near(dqn.follower_loss) and not near(dqn.leader_loss)
+
+
+def test_no_gradient_through_the_target():
+    """Neither loss pulls on the target."""
+    params, batch, target = game(PLAYERS)
+    sample = dqn.Transition(*(x[0] for x in batch))
+    for loss in dqn.follower_loss, dqn.leader_loss:
+        assert not np.any(jax.grad(loss, argnums=4)(*params, PLAYERS, sample, target[0]))
+
+
+def test_a_silent_broadcast_is_refused():
+    """Targets [batch, 1] would train on [batch, batch] errors."""
+    params, batch, target = game(PLAYERS)
+    with pytest.raises(AssertionError):
+        dqn.leader_loss(*params, PLAYERS, dqn.Transition(*(x[0] for x in batch)), target[0][:, None])
+
+
+class Adam:
+    """Adam behind a global-norm clip, its rate falling as (1 - updates / total)^power, written out."""
+
+    def __init__(self, params, rate, clip, total, power=1.0):
+        self.rate, self.clip, self.total, self.power, self.count = rate, clip, total, power, 0
+        self.first = self.second = jax.tree.map(np.zeros_like, params)
+
+    def step(self, params, gradient):
+        norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)))
+        gradient = jax.tree.map(lambda g: g * min(1.0, self.clip / norm), gradient)
+        self.first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, self.first, gradient)
+        self.second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g**2, self.second, gradient)
+        rate = self.rate * (1 - self.count / self.total) ** self.power
+        self.count += 1
+        return jax.tree.map(lambda p, m, v: p - rate * (m / (1 - 0.9**self.count)) / (
+            np.sqrt(v / (1 - 0.999**self.count)) + 1e-8), params, self.first, self.second)
+
+
+def reference_delta(phi, theta, batch, target):
+    """Bellman errors of the control preset's networks: tanh layer, tanh layer, linear."""
+    layer = lambda x, p: x @ p["kernel"] + p["bias"]
+    z = jnp.tanh(layer(batch.obs, phi["Dense_0"]))
+    q = layer(jnp.tanh(layer(z, theta["Dense_0"])), theta["Dense_1"])
+    return target - jnp.where(batch.action == 1, q[:, 1], q[:, 0])
+
+
+@pytest.mark.parametrize("kind", ["baseline", "scorer", "msbe"])
+def test_three_updates_against_a_reference(kind, monkeypatch):
+    """Three updates with the script's own optimisers equal those of an Adam and losses written out here."""
+    variants = dict(baseline={}, scorer=dict(scorer=True, leader_decay_power=1.5),
+                    msbe=dict(scorer=True, follower_loss="msbe"))
+    run = trace(monkeypatch, learning_rate=0.01, **variants[kind] | (dict(follower_learning_rate=0.03) if kind != "baseline" else {}))
+    params, batch, target = game(run.networks)
+    batch, target = batch._replace(obs=3 * batch.obs), 3 * target  # gradients that the clip cuts
+    make = lambda part, rate, power=1.0: Adam(part, rate, 0.3, run.num_updates, power)
+    phi, theta = expected = jax.tree.map(np.asarray, params)
+    if kind == "baseline":
+        adam, opt_state = make(expected, 0.01), run.optimizers.init(params)
+    else:
+        followers, leaders = make(phi, 0.03), make(theta, 0.01, run.args.leader_decay_power)
+        opt_state = dqn.Players(*(o.init(p) for o, p in zip(run.optimizers, params)))
+    follower, leader = (dqn.Transition(*(x[i] for x in batch)) for i in (0, 1))
+    variance = lambda phi, theta: jnp.mean((e := reference_delta(phi, theta, follower, target[0])) ** 2) - (
+        jnp.mean(e) ** 2 if kind == "scorer" else 0.0)
+    for _ in range(3):
+        if kind == "baseline":
+            only = jax.tree.map(lambda x: x[:1], batch)
+            params, opt_state = dqn.baseline_update(run.networks, run.optimizers, params, opt_state, only, target[:1])
+            loss = lambda p: jnp.mean(reference_delta(*p, follower, target[0]) ** 2)
+            phi, theta = expected = adam.step(expected, jax.grad(loss)(expected))
+        else:
+            params, opt_state = dqn.scorer_update(run.objective, run.networks, run.optimizers, params, opt_state, batch, target)
+            phi = followers.step(phi, jax.grad(variance)(phi, theta))
+            loss = lambda theta: jnp.mean(reference_delta(phi, theta, leader, target[1]) ** 2)
+            theta = leaders.step(theta, jax.grad(loss)(theta))
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-6), tuple(params), (phi, theta))
+
+
+def test_parity_of_baseline_and_scorer():
+    """The same seed gives both the same parameters, hence Q-values, and the same experience before learning."""
+    for options in {}, dict(dueling=True):
+        states = [jax.jit(dqn.make_train(*setup(scorer=scorer, **options))[0])(jnp.uint32(3)) for scorer in (False, True)]
+        count = [sum(leaf.size for leaf in jax.tree.leaves(state.params)) for state in states]
+        # 4 x 8 + 8, 8 x 8 + 8, 8 x 2 + 2, and with dueling 8 x 1 + 1
+        assert count == [130 + 9 * bool(options)] * 2
+        assert tree_equal(states[0].params, states[1].params) and tree_equal(states[0].replay, states[1].replay)
+
+
+def test_dueling_is_value_plus_centred_advantage():
+    """V + A - mean(A), worked out from the parameters."""
+    args = setup(dueling=True)[0]
+    control = dqn.Control(args, 3)
+    z = jax.random.normal(jax.random.key(0), (5, 8))
+    params = control.init(jax.random.key(1), z)["params"]
+    hidden = np.tanh(z @ params["Dense_0"]["kernel"])
+    advantage, value = (hidden @ params[name]["kernel"] for name in ("Dense_1", "Dense_2"))
+    q = control.apply({"params": params}, z)
+    np.testing.assert_allclose(q, value + advantage - advantage.mean(axis=-1, keepdims=True), atol=1e-6)
+    np.testing.assert_allclose(q.mean(axis=-1), value[:, 0], atol=1e-6)
+
+
+def test_l1_norm_divides_by_the_mean():
+    """(1, -3, 0, 0) has mean absolute value 1 and stays; nothing is divided by zero."""
+    np.testing.assert_array_equal(dqn.l1_norm(jnp.array([[1.0, -3, 0, 0], [2, -6, 0, 0], [0, 0, 0, 0]])),
+                                  [[1, -3, 0, 0], [1, -3, 0, 0], [0, 0, 0, 0]])
+
+
+# -------------------- Targets
+
+def linear_networks():
+    """z = params . s, elementwise; Q = z @ params."""
+    return dqn.Players(SimpleNamespace(apply=lambda variables, x: x * variables["params"]),
+                       SimpleNamespace(apply=lambda variables, z: z @ variables["params"]))
+
+
+@pytest.mark.parametrize("double, expected", [(False, [1.5 + 0.9 * 8, 1.5]), (True, [1.5 + 0.9 * 4, 1.5])])
+def test_target_by_hand(double, expected):
+    """Target features (1, 2) * 2 = (2, 4). Target values (2, 4) @ ((1, 0), (0.5, 2)) = (4, 8): the target takes action 1.
+    The online head on those features says (2, 4) @ ((3, 0), (0, 1)) = (6, 4): Double takes action 0, whose target value is 4.
+    Were the online features (1, 2) * (0, 1) used, Double would take action 1."""
+    params = dqn.Players(jnp.array([0.0, 1]), jnp.array([[3.0, 0], [0, 1]]))
+    target = dqn.Players(jnp.array(2.0), jnp.array([[1.0, 0], [0.5, 2]]))
+    next_obs, terminated = jnp.array([[1.0, 2], [1, 2]]), jnp.array([False, True])
+    batch = dqn.Transition(None, None, jnp.full(2, 1.5), next_obs, terminated)
+    np.testing.assert_allclose(dqn.bellman_target(linear_networks(), params, target, batch, 0.9, double), expected, rtol=1e-6)
+
+
+@flax.struct.dataclass
+class Count:
+    time: int
+    length: int = 0
+
+
+@flax.struct.dataclass
+class Limit:
+    max_steps_in_episode: int = 1_000_000
+    terminate_at: int = 1_000_000
+
+
+class Counter(environment.Environment):
+    """Observes how many steps the episode has had, plus 1; pays as much; `num_actions` actions that do nothing."""
+
+    def __init__(self, num_actions=2):
+        super().__init__()
+        self.actions = num_actions
+
+    @property
+    def default_params(self):
+        return Limit()
+
+    def reset_env(self, key, params):
+        return jnp.ones(1), Count(time=jnp.int32(0))
+
+    def step_env(self, key, state, action, params):
+        state = Count(time=state.time + 1)
+        obs = jnp.ones(1) * (1.0 + state.time)
+        return obs, state, 1.0 * state.time, state.time >= params.terminate_at, {}
+
+    def observation_space(self, params):
+        return spaces.Box(0, 1e9, (1,))
+
+    def action_space(self, params=None):
+        return spaces.Discrete(self.actions)
+
+
+def play_only(steps, env, env_params, **args):
+    """The state after `steps` steps of acting, before any update."""
+    args = dict(num_envs=2, buffer_size=2 * steps, batch_size=1, learning_starts=2 * steps) | args
+    args["total_timesteps"] = args["learning_starts"] + 1000
+    return jax.jit(dqn.make_train(*setup(env, env_params, **args))[0])(jnp.uint32(0))
+
+
+@pytest.mark.parametrize("bootstrap", [True, False])
+def test_three_kinds_of_transition(bootstrap):
+    """Episodes of 3 steps, cut by time or ended by the environment: steps pay 1, 2, 3 and lead to observations 2, 3, 4.
+    With Q_target(s) = s and gamma 0.5: 1 + 2 / 2 and 2 + 3 / 2 in the middle; at the end 3 + 4 / 2 through a time-out
+    and 3 after a termination, or at a time-out without bootstrapping. The observation after a reset would give 3.5."""
+    for limit, ends in (Limit(max_steps_in_episode=3), False), (Limit(terminate_at=3), True), (Limit(3, 3), True):
+        replay = play_only(7, Counter(), limit, bootstrap_at_timeout=bootstrap).replay
+        params = dqn.Players(jnp.array(1.0), jnp.array([[1.0, 0.0]]))
+        y = dqn.bellman_target(linear_networks(), params, params, replay, 0.5, False)
+        last = 5.0 if bootstrap and not ends else 3.0
+        np.testing.assert_allclose(y, np.repeat([[2, 3.5, last, 2, 3.5, last, 2]], 2, axis=0).T)
+        np.testing.assert_array_equal(replay.obs[:, 0, 0], [1, 2, 3, 1, 2, 3, 1])
+
+
+def test_final_observation_is_stored_at_a_timeout():
+    """CartPole cut after 5 steps, in which no pole falls: the stored next observation follows from the physics."""
+    env, params = gymnax.make("CartPole-v1")
+    state = play_only(11, None, params.replace(max_steps_in_episode=5))
+    replay, steps = jax.tree.map(lambda x: x[:, 0], state.replay), range(11)
+    for t in steps:
+        before = jax.tree.map(jnp.asarray, env.reset(jax.random.key(0), params)[1]).replace(
+            **dict(zip(("x", "x_dot", "theta", "theta_dot"), replay.obs[t])))
+        after = env.step_env(jax.random.key(0), before, replay.action[t], params)[0]
+        np.testing.assert_allclose(replay.next_obs[t], after, rtol=1e-5, atol=1e-7)
+    same = [np.array_equal(replay.next_obs[t], replay.obs[t + 1]) for t in steps[:-1]]
+    assert same == [True, True, True, True, False] * 2 and not replay.terminated.any() and state.episodes == 2 * 2
+
+
+# -------------------- Replay
+
+def test_ring_buffer_wraps():
+    """16 steps into 6 rows: the last six remain, the oldest next to be overwritten. Observations count from 1."""
+    state = play_only(16, Counter(), Limit(), buffer_size=13)  # 13 transitions of 2 environments: 6 rows
+    np.testing.assert_array_equal(state.replay.obs[:, 0, 0], [13, 14, 15, 16, 11, 12])
+    np.testing.assert_array_equal(state.replay.next_obs, state.replay.obs + 1)
+
+
+def test_samples_are_held_and_independent(monkeypatch):
+    """No sample is drawn before it is stored, the newest is drawn at times, and the players draw different ones."""
+    samples = []
+
+    def update(objective, networks, optimizers, params, opt_state, batch, target):
+        jax.debug.callback(lambda obs: samples.append(np.array(obs)), batch.obs, ordered=True)
+        return params, opt_state
+
+    monkeypatch.setattr(dqn, "scorer_update", update)
+    init, block, timesteps, _ = dqn.make_train(*setup(
+        Counter(), Limit(), scorer=True, num_envs=2, learning_starts=6, buffer_size=30, batch_size=16, total_timesteps=60,
+        target_update_interval=60))
+    state, block = jax.jit(init)(jnp.uint32(0)), jax.jit(block)
+    for index in range(len(timesteps)):
+        state, _ = block(state, index)
+    jax.effects_barrier()
+    samples = np.array(samples)[..., 0]  # [updates, players, batch]
+    newest = 4 + np.arange(len(samples))  # 3 steps are made before learning, and one before the first update
+    assert len(samples) == 27 and samples.shape[1:] == (2, 16)
+    assert np.all(samples >= np.maximum(1, newest - 14)[:, None, None]) and np.all(samples <= newest[:, None, None])
+    assert np.any(samples == newest[:, None, None]) and np.any(samples[-1] == newest[-1] - 14)
+    assert not any(np.array_equal(follower, leader) for follower, leader in samples)
+    assert len(np.unique(samples, axis=0)) == 27
+
+
+@pytest.mark.parametrize("name, features, gib", [("Breakout", 400, 2.5), ("Seaquest", 1000, 6.0)])
+def test_replay_memory(name, features, gib):
+    """The replay of 30 seeds, binary observations as bool: 30 x 1e5 x (2 x features + 9) bytes."""
+    init = dqn.make_train(*dqn.resolve(dqn.Args(env=f"{name}-MinAtar", scorer=True)))[0]
+    replay = jax.eval_shape(jax.vmap(init), jax.ShapeDtypeStruct((30,), jnp.uint32)).replay
+    assert replay.obs.dtype == replay.next_obs.dtype == bool
+    assert replay.obs.shape == (30, 781, 128, features)  # 1e5 // 128 rows
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(replay))
+    assert 30 * 781 * 128 * 2 * features < size < gib * 2**30
+
+
+# -------------------- Schedules
+
+@pytest.mark.parametrize("power", [1.0, 1.5])
+def test_learning_rates_end_at_zero(power, monkeypatch):
+    """Adam under a constant gradient moves by its rate: rate (1 - k / N)^power at update k, and exactly 0 after N."""
+    run = trace(monkeypatch, scorer=True, leader_decay_power=power, learning_rate=0.1, follower_learning_rate=0.5)
+    for optimizer, rate, power in zip(run.optimizers, (0.5, 0.1), (1.0, power)):
+        def step(opt_state, _):
+            change, opt_state = optimizer.update(jnp.ones(1), opt_state)
+            return opt_state, change[0]
+        moved = -jax.lax.scan(step, optimizer.init(jnp.zeros(1)), None, run.num_updates + 3)[1]
+        k = np.arange(run.num_updates)
+        np.testing.assert_allclose(moved[: run.num_updates], rate * (1 - k / run.num_updates) ** power, rtol=1e-3)
+        assert moved[run.num_updates - 1] > 0 and not moved[run.num_updates :].any()
+    assert run.num_updates == 36  # (160 - 16) / 4
+
+
+@pytest.mark.parametrize("options, block_steps, due", [
+    (dict(target_update_interval=1, total_timesteps=28), 1, [1] * 6),  # every update, also when less than one is asked for
+    (dict(target_update_interval=12, scorer=True, total_timesteps=36), 3, [1, 1, 1]),
+    (dict(target_update_interval=24, total_timesteps=36, tau=0.25), 3, [0, 1, 0, 1]),  # 6 updates, in blocks of at most 5
+    (dict(target_update_interval=800, scorer=True, num_envs=4, total_timesteps=1600), 100, [0, 1, 0, 1]),
+])
+def test_target_networks_change_on_schedule(options, block_steps, due):
+    """Bit for bit the old ones until the period is over, then the online ones (or tau of the way to them)."""
+    args, *env = setup(learning_rate=0.01, **options)
+    init, block, timesteps, _ = dqn.make_train(args, *env)
+    state, block = jax.jit(init)(jnp.uint32(0)), jax.jit(block)
+    assert tree_equal(state.target, state.params)
+    length = np.diff([args.learning_starts, *timesteps]) // args.num_envs
+    updates = 0
+    for index, moves in enumerate(due):
+        before = state
+        state, _ = block(state, index)
+        updates += length[index] if index < len(length) else block_steps
+        period = max(1, round(args.target_update_interval / args.num_envs))
+        assert updates == (index + 1) * block_steps and moves == (updates % period == 0)
+        assert not tree_equal(state.params, before.params)
+        if not moves:
+            assert tree_equal(state.target, before.target)
+        elif args.tau == 1:
+            assert tree_equal(state.target, state.params)
+        else:
+            jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), state.target, jax.tree.map(
+                lambda new, old: 0.25 * new + 0.75 * old, state.params, before.target))
+
+
+def test_epsilon_at_its_steps():
+    """Of 1,000 environments with 10 actions, 0.9 epsilon leave the greedy action: epsilon falls from 0.8 to 0 over 20 steps,
+    which training's own 10 steps of warm-up and the updates' steps share."""
+    args = dict(num_envs=1000, learning_starts=10_000, total_timesteps=30_000, buffer_size=30_000, epsilon_start=0.8,
+                epsilon_end=0.0, epsilon_steps=20_000, learning_rate=1e-30, target_update_interval=20_000)
+    init, block, timesteps, _ = dqn.make_train(*setup(Counter(10), Limit(1), **args))  # observes 1, always
+    state, block = jax.jit(init)(jnp.uint32(0)), jax.jit(block)
+    for index in range(len(timesteps)):
+        state, _ = block(state, index)
+    action = np.asarray(state.replay.action)  # [step, environments]
+    greedy = action[-1, 0]
+    others = (action != greedy).mean(axis=1)
+    expected = 0.9 * 0.8 * np.maximum(0, 1 - np.arange(30) / 20)
+    np.testing.assert_allclose(others, expected, atol=4 * np.sqrt(0.25 / 1000))
+    assert np.all(action[20:] == greedy) and others[19] > 0
+    assert np.all(np.bincount(action[:5].ravel(), minlength=10) > 5000 * 0.05)  # all actions are explored
+
+
+# -------------------- Seeds
+
+def test_two_seeds_differ():
+    """In initial weights, in exploration and in the environment; one seed twice does not."""
+    state = jax.jit(jax.vmap(dqn.make_train(*setup())[0]))(jnp.array([0, 1, 0], jnp.uint32))
+    parts = dict(perception=state.params.perception["Dense_0"]["kernel"], control=state.params.control["Dense_0"]["kernel"],
+                 action=state.replay.action, environment=state.replay.obs[:, 0])
+    for values in parts.values():
+        assert not np.array_equal(values[0], values[1]) and np.array_equal(values[0], values[2])
+    first = np.asarray(state.replay.obs[0, 0])  # environments of one seed differ as well
+    assert len(np.unique(first, axis=0)) == len(first)
+
+
+# -------------------- Environments whose Q-values are known
+
+@flax.struct.dataclass
+class ProbeState:
+    time: int
+    place: float
+
+
+@flax.struct.dataclass
+class ProbeParams:
+    kind: int = 0
+    max_steps_in_episode: int = 1_000_000
+
+
+class Probe(environment.Environment):
+    """Five of them, by `kind`; an observation is the place alone, and episodes end after one step unless said.
+
+    0: constant reward 1. 1: the place is -1 or 1, and so is the reward. 2: two steps, 0 then 1, and a reward for the second.
+    3: action 1 pays 1 and action 0 pays -1. 4: pays 1 for ever, cut by time after 3 steps."""
+
+    @property
+    def default_params(self):
+        return ProbeParams()
+
+    def reset_env(self, key, params):
+        place = jnp.where(params.kind == 1, 2.0 * jax.random.bernoulli(key) - 1, 0.0)
+        return place[None], ProbeState(time=jnp.int32(0), place=place)
+
+    def step_env(self, key, state, action, params):
+        second = jnp.where(params.kind == 2, state.place, 1.0)
+        reward = jnp.stack([1.0, state.place, state.place, 2.0 * action - 1, 1.0])[params.kind]
+        terminated = (params.kind < 4) & (second == 1)
+        place = jnp.where(params.kind == 2, 1.0, state.place)
+        return place[None], ProbeState(time=state.time + 1, place=place), reward, terminated, {}
+
+    def observation_space(self, params):
+        return spaces.Box(-1, 1, (1,))
+
+    def action_space(self, params=None):
+        return spaces.Discrete(2)
+
+
+# kind, place, Q of both actions at gamma 0.5
+KNOWN = [(0, 0.0, (1, 1)), (1, -1.0, (-1, -1)), (1, 1.0, (1, 1)), (2, 0.0, (0.5, 0.5)), (2, 1.0, (1, 1)),
+         (3, 0.0, (-1, 1)), (4, 0.0, (2, 2))]  # 1 + 0.5 x 2 = 2
+VARIANTS = dict(baseline={}, double=dict(double=True), dueling=dict(dueling=True), scorer=dict(scorer=True),
+                msbe=dict(scorer=True, follower_loss="msbe"),
+                everything=dict(scorer=True, double=True, dueling=True, leader_decay_power=1.5))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_probes(variant):
+    """Every variant finds the Q-values of all probes within 0.05, one seed each, trained side by side."""
+    options = VARIANTS[variant] | (dict(follower_learning_rate=0.01) if VARIANTS[variant].get("scorer") else {})
+    options |= dict(num_envs=4, buffer_size=2000, batch_size=32, learning_starts=100, total_timesteps=8000, hidden_dim=16,
+                    target_update_interval=80, learning_rate=0.005, gamma=0.5, epsilon_end=1.0, max_grad_norm=10.0)
+    args, env, _ = setup(Probe(), **options)
+    networks = dqn.Players(dqn.Perception(args), dqn.Control(args, 2))
+    timesteps = dqn.make_train(args, env, ProbeParams())[2]
+
+    @jax.jit
+    @jax.vmap
+    def train(kind):
+        init, block, *_ = dqn.make_train(args, env, ProbeParams(kind, jnp.where(kind == 4, 3, 1_000_000)))
+        return jax.lax.fori_loop(0, len(timesteps), lambda index, state: block(state, index)[0], init(jnp.uint32(7)))
+
+    params = train(jnp.arange(5)).params
+    for kind, place, expected in KNOWN:
+        q = dqn.q_values(networks, *jax.tree.map(lambda x: x[kind], params), jnp.array([place]))
+        np.testing.assert_allclose(q, expected, atol=0.05, err_msg=f"probe {kind} at {place}")
