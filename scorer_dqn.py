@@ -295,20 +295,16 @@ def make_train(args: Args, env, env_params):
         params, opt_state = update(networks, optimizers, state.params, state.opt_state, batch, target)
         return state._replace(params=params, opt_state=opt_state), None
 
-    def diagnose(state: State, index) -> dict:
-        """Losses and representation after block `index`, on 2,048 transitions of the replay."""
-        held = jnp.minimum(first_step + (index + 1) * block_steps, rows) * args.num_envs
-        batch, target = sample(state, jax.random.randint(random(state.seed, 2, index), (2048,), 0, held))
-        delta = bellman_error(*state.params, networks, batch, target)
-        z = networks.perception.apply({"params": state.params.perception}, batch.obs)
-        kept = networks.control.apply({"params": state.params.control}, z, mutable="intermediates")[1]["intermediates"]
+    def diagnose(params: Players, batch, target) -> dict:
+        """Losses and representation on transitions of the replay, [2048]."""
+        delta = bellman_error(*params, networks, batch, target)
+        z = networks.perception.apply({"params": params.perception}, batch.obs)
+        kept = networks.control.apply({"params": params.control}, z, mutable="intermediates")[1]["intermediates"]
         singular = jnp.linalg.svd(kept["penultimate"][0], compute_uv=False)
-        return dict(follower_loss=objective(*state.params, networks, batch, target),
-                    leader_loss=leader_loss(*state.params, networks, batch, target),
-                    bellman_error_mean=delta.mean(), bellman_error_variance=delta.var(),
+        return dict(follower_loss=objective(*params, networks, batch, target), bellman_error_mean=delta.mean(),
+                    leader_loss=leader_loss(*params, networks, batch, target), bellman_error_variance=delta.var(),
                     srank=1.0 + jnp.sum(jnp.cumsum(singular) < 0.99 * singular.sum()),  # of 99 % of the sum
-                    perception_norm=optax.tree.norm(state.params.perception),
-                    control_norm=optax.tree.norm(state.params.control))
+                    perception_norm=optax.tree.norm(params.perception), control_norm=optax.tree.norm(params.control))
 
     def init(seed) -> State:
         reset_key, phi_key, theta_key, noise_key = jax.random.split(random(seed, 0), 4)
@@ -321,7 +317,7 @@ def make_train(args: Args, env, env_params):
         row = Transition(obs, zeros.astype(int), zeros, obs, zeros.astype(bool))
         replay = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape), x.dtype), row)
         state = State(seed, params, params, opt_state, replay, env_state, obs, jnp.int32(0), {})
-        names = ["returns", "episodes", *(jax.eval_shape(diagnose, state, 0) if args.diagnostics else [])]
+        names = ["returns", "episodes"] + list(jax.eval_shape(diagnose, params, *sample(state, steps))) * args.diagnostics
         curves = {name: jnp.full(num_points, jnp.nan) for name in names}
         return jax.lax.scan(act, state._replace(curves=curves), (steps, draw(noise_key, steps)))[0]
 
@@ -337,8 +333,10 @@ def make_train(args: Args, env, env_params):
         values = dict(returns=mean, episodes=state.episodes)
         if args.diagnostics:  # at 50 points, as a singular value decomposition costs as much as hundreds of steps
             due = (index + 1) % (blocks_per_point * max(1, num_points // 50)) == 0
+            held = jnp.minimum(steps[-1] + 1, rows) * args.num_envs
+            chosen = jax.random.randint(random(state.seed, 2, index), (2048,), 0, held)
             values |= jax.lax.cond(due, diagnose, lambda *_: dict.fromkeys(state.curves.keys() - values, nan),
-                                   state, index)
+                                   state.params, *sample(state, chosen))
         curves = {name: curve.at[index // blocks_per_point].set(values[name]) for name, curve in state.curves.items()}
         return state._replace(curves=curves), mean
 

@@ -19,7 +19,7 @@ def main(runs: Positional[list[Path]], out: Path = Path("representation.png"), s
     Args:
         runs: run folders of one environment, made with --diagnostics.
         out: picture to write; its ending names the format.
-        smooth: recorded points in the rolling mean.
+        smooth: recorded points in the rolling mean of the return.
     """
     methods = load(runs)
     for method in methods:
@@ -31,8 +31,11 @@ def main(runs: Positional[list[Path]], out: Path = Path("representation.png"), s
     figure, axes = style.panels(1, 3, out, smooth)
     for method in methods:
         norm = np.hypot(method.curves["perception_norm"], method.curves["control_norm"])
-        for ax, curve in zip(axes[0], (method.returns, norm, method.curves["srank"])):
-            style.draw_curve(ax, method.timesteps, stats.bootstrap(stats.iqm, curve), smooth, **look[method.label])
+        style.draw_curve(axes[0, 0], method.timesteps, stats.bootstrap(stats.iqm, method.returns), smooth,
+                         **look[method.label])
+        for ax, curve in zip(axes[0, 1:], (norm, method.curves["srank"])):
+            seen = np.isfinite(curve).all(axis=0)  # the scripts take these only now and then
+            style.draw_curve(ax, method.timesteps[seen], stats.bootstrap(stats.iqm, curve[:, seen]), 1, **look[method.label])
     for ax, name in zip(axes[0], ("IQM return", "Parameter norm", "Srank")):
         ax.set(title=name, xlabel="Steps (millions)")
     axes[0, 0].set_ylabel(methods[0].env)

@@ -19,6 +19,22 @@ SMALL = dict(env="CartPole-v1", num_envs=4, buffer_size=400, batch_size=8, learn
              hidden_dim=8, target_update_interval=40)  # control preset: tanh, no norm, clip at 0.3
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """Compiling dominates these tests; nothing in them depends on how well it is done, but where `optimized` is asked for."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def optimized():
+    """Programs as a run compiles them."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 def setup(env=None, env_params=None, **args):
     """Arguments, environment and its parameters for make_train, the environment wrapped as the script does it."""
     args, usual, usual_params = dqn.resolve(dqn.Args(**SMALL | args))
@@ -348,7 +364,7 @@ def test_samples_are_held_and_independent(monkeypatch):
     monkeypatch.setattr(dqn, "scorer_update", update)
     init, block, timesteps, _ = dqn.make_train(*setup(
         Counter(), Limit(), scorer=True, num_envs=2, learning_starts=6, buffer_size=30, batch_size=16, total_timesteps=60,
-        target_update_interval=60))
+        target_update_interval=54))
     state, block = jax.jit(init)(jnp.uint32(0)), jax.jit(block)
     for index in range(len(timesteps)):
         state, _ = block(state, index)
@@ -376,7 +392,7 @@ def test_replay_memory(name, features, gib):
 # -------------------- Schedules
 
 @pytest.mark.parametrize("power", [1.0, 1.5])
-def test_learning_rates_end_at_zero(power, monkeypatch):
+def test_learning_rates_end_at_zero(power, monkeypatch, optimized):
     """Adam under a constant gradient moves by its rate: rate (1 - k / N)^power at update k, and exactly 0 after N."""
     run = trace(monkeypatch, scorer=True, leader_decay_power=power, learning_rate=0.1, follower_learning_rate=0.5)
     for optimizer, rate, power in zip(run.optimizers, (0.5, 0.1), (1.0, power)):
@@ -391,9 +407,9 @@ def test_learning_rates_end_at_zero(power, monkeypatch):
 
 
 @pytest.mark.parametrize("options, block_steps, due", [
-    (dict(target_update_interval=1, total_timesteps=28), 1, [1] * 6),  # every update, also when less than one is asked for
-    (dict(target_update_interval=12, scorer=True, total_timesteps=36), 3, [1, 1, 1]),
-    (dict(target_update_interval=24, total_timesteps=36, tau=0.25), 3, [0, 1, 0, 1]),  # 6 updates, in blocks of at most 5
+    (dict(target_update_interval=1, total_timesteps=40), 1, [1] * 6),  # every update, also when less than one is asked for
+    (dict(target_update_interval=12, scorer=True, total_timesteps=52), 3, [1, 1, 1]),
+    (dict(target_update_interval=24, total_timesteps=36, tau=0.25), 3, [0, 1]),  # 6 updates, in blocks of at most 5
     (dict(target_update_interval=800, scorer=True, num_envs=4, total_timesteps=1600), 100, [0, 1, 0, 1]),
 ])
 def test_target_networks_change_on_schedule(options, block_steps, due):
@@ -407,8 +423,8 @@ def test_target_networks_change_on_schedule(options, block_steps, due):
     for index, moves in enumerate(due):
         before = state
         state, _ = block(state, index)
-        updates += length[index] if index < len(length) else block_steps
-        period = max(1, round(args.target_update_interval / args.num_envs))
+        updates += length[index]
+        period = max(1, round(options["target_update_interval"] / args.num_envs))
         assert updates == (index + 1) * block_steps and moves == (updates % period == 0)
         assert not tree_equal(state.params, before.params)
         if not moves:

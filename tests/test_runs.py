@@ -1,0 +1,463 @@
+"""scorer_dqn.py from the outside: command line, record, checkpoints, Ctrl-C, several devices and processes, learning."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import scorer_dqn as dqn
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scorer_dqn.py"
+# 100 steps without learning, then 4,976 updates in blocks of 2, two blocks a point: 1,244 points
+TINY = ("--env CartPole-v1 --scorer --num-envs 4 --hidden-dim 16 --batch-size 8 --buffer-size 400 --learning-starts 100 "
+        "--target-update-interval 8 --total-timesteps 2e4 --learning-rate 1e-3 --diagnostics").split()
+PAIR = [*TINY, "--num-seeds", "2"]
+DIAGNOSTICS = {"follower_loss", "leader_loss", "bellman_error_mean", "bellman_error_variance", "srank", "perception_norm",
+               "control_norm"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where these tests write: runs, and the programs compiled for them."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def start(folder):
+    """Starts the script with these flags and environment variables, and ends it when the tests are over."""
+    processes = []
+
+    def start(*flags, **env):
+        usual = dict(JAX_PLATFORMS="cpu", JAX_COMPILATION_CACHE_DIR=str(folder / "cache"),
+                     JAX_PERSISTENT_COMPILATION_CACHE_MIN_COMPILE_TIME_SECS="0")
+        kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+        processes.append(subprocess.Popen([sys.executable, str(SCRIPT), *map(str, flags)], env=kept | usual | env, text=True,
+                                          cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def finish(process, code=0):
+    """Waits; the exit code must be this one. Standard output and the only run folder it names first."""
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == code, err
+    return out, Path(out.splitlines()[0])
+
+
+def results(run: Path) -> dict:
+    with np.load(run / "results.npz") as file:
+        return {name: file[name] for name in file.files}
+
+
+def assert_same_curves(a: dict, b: dict):
+    """Bit for bit, NaN included."""
+    assert a.keys() == b.keys()
+    for name in a.keys() - {"meta"}:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name, strict=True)
+
+
+def tree_bytes(path: Path) -> dict:
+    return {file: file.is_file() and file.read_bytes() for file in sorted(path.rglob("*"))}
+
+
+@pytest.fixture(scope="module")
+def pair(start, folder):
+    """A run of seeds 0 and 1 that nobody disturbed."""
+    return finish(start(*PAIR, "--save-model", "--runs-dir", folder / "pair"))
+
+
+@pytest.fixture(scope="module")
+def stopped(start, folder, pair):
+    """The same run, stopped by Ctrl-C after its first tenth, with a checkpoint."""
+    process = start(*PAIR, "--runs-dir", folder / "stopped", "--checkpoint-every-minutes", "60")
+    head = [process.stdout.readline() for _ in range(3)]
+    assert "10%" in head[-1]
+    process.send_signal(signal.SIGINT)
+    finish(process, 130)
+    return Path(head[0].strip())
+
+
+# -------------------- The record
+
+def test_record(pair):
+    """results.npz, args.json and the folder's name are what STYLE's readers expect."""
+    out, run = pair
+    assert re.fullmatch(r"scorer_dqn__CartPole-v1__scorer__s0__\d{8}-\d{6}(-\d+)?", run.name)
+    assert sorted(path.name for path in run.iterdir()) == ["args.json", "model.safetensors", "results.npz"]
+    record = results(run)
+    meta, points = json.loads(str(record.pop("meta"))), 1244
+    assert record["timesteps"].shape == (points,) and record["seeds"].tolist() == [0, 1]
+    assert record["timesteps"][0] == 100 + 4 * 4 and set(np.diff(record["timesteps"])) == {4 * 4}
+    assert record["timesteps"][-1] == 100 + 4976 * 4 >= 20_000
+    curves = {name: curve for name, curve in record.items() if name not in ("timesteps", "seeds")}
+    assert curves.keys() == {"returns", "episodes"} | DIAGNOSTICS
+    assert all(curve.shape == (2, points) for curve in curves.values())
+    assert json.loads((run / "args.json").read_text()) == meta["args"]
+    assert meta["args"].keys() == {field.name for field in fields(dqn.Args)}
+    assert meta["args"]["env"] == "CartPole-v1" and meta["args"]["total_timesteps"] == 20_000
+    assert meta["args"]["follower_learning_rate"] == 3e-4  # presets are filled in
+    assert meta["schema"] == 1 and meta["script"] == "scorer_dqn" and meta["complete"] is True
+    assert meta["seconds"] > 0 and meta["compile_seconds"] > 0 and meta["device"] and meta["num_devices"] == 2
+    assert {"jax", "flax", "optax", "gymnax"} <= meta["versions"].keys()
+    assert "2 seeds on 2 x cpu" in out and out.count("%|") == 10 and str(run) in out.splitlines()[-1]
+
+
+def test_returns_are_means_of_last_episodes(pair):
+    """Of 4 environments with whole returns, so multiples of 1/4; missing only until each has finished an episode."""
+    record = results(pair[1])
+    for returns, episodes in zip(record["returns"], record["episodes"]):
+        known = ~np.isnan(returns)
+        first = known.argmax()
+        assert known[first:].all() and np.all(returns[known] >= 8) and np.all(returns[known] * 4 % 1 == 0)
+        assert np.all(np.diff(episodes) >= 0) and np.all(episodes[known] >= 4)
+        # a return changes only when an episode ends
+        assert not np.any((np.diff(returns[first:]) != 0) & (np.diff(episodes[first:]) == 0))
+        # 20,004 steps in all: ended episodes of about the mean return's length
+        assert episodes[-1] * np.nanmean(returns) == pytest.approx(20_004, rel=0.25)
+
+
+def test_diagnostics(pair):
+    """At about 50 points, srank between 1 and hidden_dim, losses that fit each other."""
+    record = results(pair[1])
+    known = ~np.isnan(record["srank"])
+    assert 40 <= known.sum(axis=1).min() <= known.sum(axis=1).max() <= 60
+    values = {name: record[name][known] for name in DIAGNOSTICS}
+    assert all(np.isfinite(curve).all() for curve in values.values())
+    assert np.all(values["srank"] >= 1) and np.all(values["srank"] <= 16) and np.all(values["srank"] % 1 == 0)
+    np.testing.assert_allclose(values["follower_loss"], values["bellman_error_variance"], rtol=1e-4)
+    np.testing.assert_allclose(values["leader_loss"], values["bellman_error_mean"]**2 + values["bellman_error_variance"], rtol=1e-3)
+    assert np.all(values["perception_norm"] > 0) and np.all(values["control_norm"] > 0)
+
+
+def test_saved_model(pair):
+    """All seeds' parameters under the players' names; their norms are the last ones recorded."""
+    model = load_file(pair[1] / "model.safetensors")
+    assert {name: array.shape for name, array in model.items()} == {
+        "perception/Dense_0/kernel": (2, 4, 16), "perception/Dense_0/bias": (2, 16),
+        "control/Dense_0/kernel": (2, 16, 16), "control/Dense_0/bias": (2, 16),
+        "control/Dense_1/kernel": (2, 16, 2), "control/Dense_1/bias": (2, 2)}
+    assert not np.array_equal(*model["control/Dense_0/kernel"])
+    norm = np.sqrt(sum((array**2).reshape(2, -1).sum(1) for name, array in model.items() if name.startswith("control")))
+    record = results(pair[1])["control_norm"]
+    last = [curve[~np.isnan(curve)][-1] for curve in record]
+    np.testing.assert_allclose(norm, last, rtol=0.02)  # the last of 50 points is a little before the end
+
+
+def test_reader_accepts_the_record(pair):
+    """The tools in plots/ read it."""
+    sys.path.insert(0, str(ROOT / "plots"))
+    import records
+    run = records.read_run(pair[1])
+    assert run.curves["returns"].shape == (2, 1244)
+
+
+# -------------------- Seeds, devices and processes
+
+def test_seeds_beside_others_and_devices(start, folder, pair):
+    """Six seeds on four devices use three, say so, and seeds 0 and 1 are bit for bit those of the run of two."""
+    out, run = finish(start(*TINY, "--num-seeds", 6, "--runs-dir", folder / "six",
+                            XLA_FLAGS="--xla_force_host_platform_device_count=4"))
+    assert "6 seeds on 3 x cpu" in out
+    six, two = results(run), results(pair[1])
+    assert json.loads(str(six["meta"]))["num_devices"] == 3 and six["seeds"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert_same_curves({name: array if name in ("meta", "timesteps") else array[:2] for name, array in six.items()}, two)
+    final = six["control_norm"][:, ~np.isnan(six["control_norm"][0])][:, -1]
+    assert len(set(final)) == 6
+
+
+def test_two_processes(start, folder, pair):
+    """Two processes on loopback with one seed each write one result, that of the single process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    processes = [start(*PAIR, "--distributed", "--save-model", "--runs-dir", folder / "distributed",
+                       JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(i)) for i in (0, 1)]
+    (out, run), other = finish(processes[0]), processes[1].communicate(timeout=60)[0]
+    assert processes[1].returncode == 0 and "2 seeds on 2 x cpu" in out and "%|" not in other
+    assert list((folder / "distributed").iterdir()) == [run]
+    assert_same_curves(results(run), results(pair[1]))
+    model, single = (load_file(path / "model.safetensors") for path in (run, pair[1]))
+    assert model.keys() == single.keys() and all(np.array_equal(model[name], single[name]) for name in model)
+
+
+# -------------------- Ctrl-C, kill, resume
+
+def test_ctrl_c_saves(stopped, pair):
+    """What there is, marked as incomplete, is the beginning of the whole."""
+    record, whole = results(stopped), results(pair[1])
+    meta, points = json.loads(str(record["meta"])), len(record["timesteps"])
+    assert meta["complete"] is False and 100 < points < 1244 and points == meta["block"] // 2
+    cut = {name: array if name in ("meta", "seeds") else array[..., :points] for name, array in whole.items()}
+    assert_same_curves(record, cut)
+
+
+def test_resume_after_ctrl_c_and_kill(start, folder, stopped, pair):
+    """Stopped, continued, killed while it writes checkpoints, continued: bit for bit the curves of the undisturbed run."""
+    before = tree_bytes(stopped)
+    process = start("--resume", stopped, "--checkpoint-every-minutes", 0.001, "--runs-dir", folder / "killed")
+    killed = Path(process.stdout.readline().strip())
+    deadline = time.time() + 60
+    while not any(path.name.isdigit() for path in killed.glob("checkpoint/*")) and time.time() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.3)  # so that it is more likely to die while writing a later one
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL and not (killed / "results.npz").exists()
+    block = max(int(path.name) for path in killed.glob("checkpoint/*") if path.name.isdigit())
+    assert json.loads(str(results(stopped)["meta"]))["block"] < block < 2488
+    out, run = finish(start("--resume", killed, "--runs-dir", folder / "resumed", "--save-model"))
+    assert_same_curves(results(run), results(pair[1]))
+    assert all(np.array_equal(a, b) for a, b in zip(*(
+        load_file(path / "model.safetensors").values() for path in (run, pair[1]))))
+    assert json.loads(str(results(run)["meta"]))["seconds"] > json.loads(str(results(stopped)["meta"]))["seconds"]
+    assert tree_bytes(stopped) == before  # a resumed run is a new one
+
+
+# -------------------- In this process: checkpoints and input that are refused
+
+@pytest.fixture
+def main(monkeypatch, capsys, folder):
+    """Runs main with these flags; its exit code and what it printed on standard output and error."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def main(*flags):
+        capsys.readouterr()
+        monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1")  # JAX runs already: leave it its devices
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, flags)])
+        with pytest.raises(SystemExit) as end:
+            dqn.main()
+        return end.value.code, *capsys.readouterr()
+
+    yield main
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def state_like(**changes):
+    """A state of zeros of the shape of `pair`'s, or as these arguments have it."""
+    args = dict(env="CartPole-v1", scorer=True, num_envs=4, hidden_dim=16, batch_size=8, buffer_size=400, learning_starts=100,
+                target_update_interval=8, total_timesteps=20_000, learning_rate=1e-3, diagnostics=True)
+    init = dqn.make_train(*dqn.resolve(dqn.Args(**args | changes)))[0]
+    shapes = jax.eval_shape(jax.vmap(init), jax.ShapeDtypeStruct((2,), jnp.uint32))
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
+def refused(call, capsys) -> bool:
+    """Whether it ends with exit code 2 and one sentence that names --resume; anything else it may not do but return."""
+    capsys.readouterr()
+    try:
+        call()
+    except SystemExit as end:
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert end.code == 2 and len([line for line in lines if line.startswith("error: --resume")]) == 1
+        assert "Traceback" not in "".join(lines)
+        return True
+    return False
+
+
+def checkpoint_files(run: Path) -> list[Path]:
+    return sorted(path.relative_to(run) for path in run.glob("checkpoint/**/*") if path.is_file())
+
+
+def test_damaged_checkpoints(stopped, tmp_path, capsys):
+    """A byte flipped, a file cut short or missing: refused, or harmless because the same state is read; left as it is."""
+    like = state_like()
+    whole, progress = dqn.restore(stopped, like)
+    assert whole.seed.tolist() == [0, 1] and progress["block"] == json.loads(str(results(stopped)["meta"]))["block"]
+    flip = lambda at: lambda data: data[: at(data)] + bytes([data[at(data)] ^ 0x10]) + data[at(data) + 1 :]
+    damages = dict(early=flip(lambda data: len(data) // 3), middle=flip(lambda data: len(data) // 2),
+                   late=flip(lambda data: len(data) - 1), cut=lambda data: data[: len(data) // 2], missing=None)
+    outcome = {}
+    for file in checkpoint_files(stopped):
+        for name, damage in damages.items():
+            run = tmp_path / f"{len(outcome)}"
+            shutil.copytree(stopped, run)
+            content = (run / file).read_bytes()
+            if damage and not content:
+                continue
+            (run / file).write_bytes(damage(content)) if damage else (run / file).unlink()
+            before, read = tree_bytes(run), []
+            outcome[file, name] = refused(lambda: read.append(dqn.restore(run, like)), capsys)
+            assert tree_bytes(run) == before, (file, name)
+            for state, found in read:
+                assert found["block"] == progress["block"], (file, name)
+                assert all(map(np.array_equal, *map(jax.tree.leaves, (state, whole)))), (file, name)
+            shutil.rmtree(run)
+    largest = max(checkpoint_files(stopped), key=lambda file: (stopped / file).stat().st_size)
+    assert all(outcome[largest, name] for name in damages)
+    assert sum(outcome.values()) >= len(outcome) / 3
+
+
+@pytest.mark.parametrize("changes", [dict(hidden_dim=8), dict(scorer=False), dict(dueling=True), dict(buffer_size=404),
+                                     dict(diagnostics=False)])
+def test_foreign_checkpoint(changes, stopped, capsys):
+    """A checkpoint of a run with other shapes is refused and left alone."""
+    before = tree_bytes(stopped)
+    assert refused(lambda: dqn.restore(stopped, state_like(**changes)), capsys)
+    assert tree_bytes(stopped) == before
+
+
+def test_half_written_checkpoint_is_passed_over(stopped, tmp_path):
+    """What a kill in the middle of writing leaves behind does not hide the last whole checkpoint."""
+    run = shutil.copytree(stopped, tmp_path / "run")
+    block = json.loads(str(results(stopped)["meta"]))["block"]
+    source = run / "checkpoint" / str(block)
+    shutil.copytree(source, source.with_name(f"{block + 5}.orbax-checkpoint-tmp"))
+    assert dqn.restore(run, state_like())[1]["block"] == block
+
+
+def test_resume_refusals(main, stopped, pair, tmp_path):
+    """From the command line: a damaged checkpoint, none, no run, a foreign args.json, other flags: one sentence, code 2."""
+    damaged = shutil.copytree(stopped, tmp_path / "damaged")
+    largest = damaged / max(checkpoint_files(damaged), key=lambda file: (damaged / file).stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    foreign = shutil.copytree(stopped, tmp_path / "foreign")
+    (foreign / "args.json").write_text('{"size": 20}')
+    for run, flags in ((damaged, ()), (pair[1], ()), (tmp_path / "absent", ()), (foreign, ()), (stopped, ("--gamma", 0.9))):
+        before = tree_bytes(run)
+        code, out, err = main("--resume", run, "--runs-dir", tmp_path / "new", *flags)
+        assert code == 2 and tree_bytes(run) == before
+        assert re.fullmatch(r"error: --resume [^\n]+\n", err), err
+        assert not list(tmp_path.glob("new/*/results.npz"))
+
+
+BAD = [
+    ("--env Brekout-MinAtar", ["--env", "Breakout-MinAtar"]),
+    ("--env breakout", ["--env", "Breakout-MinAtar"]),
+    ("--env Pendulum-v1", ["--env", "Discrete"]),
+    ("--num-seeds 0", ["--num-seeds"]),
+    ("--num-seeds -3", ["--num-seeds"]),
+    ("--learning-rate -1e-4", ["--learning-rate"]),
+    ("--learning-rate 0", ["--learning-rate"]),
+    ("--learning-rate nan", ["--learning-rate"]),
+    ("--scorer --follower-learning-rate -1", ["--follower-learning-rate"]),
+    ("--scorer --follower-learning-rate inf", ["--follower-learning-rate"]),
+    ("--follower-loss msbe", ["--follower-loss", "--scorer"]),
+    ("--follower-learning-rate 1e-3", ["--follower-learning-rate", "--scorer"]),
+    ("--leader-decay-power 1.5", ["--leader-decay-power", "--scorer"]),
+    ("--scorer --leader-decay-power 0", ["--leader-decay-power"]),
+    ("--buffer-size 63", ["--buffer-size", "63", "64"]),
+    ("--buffer-size 100 --num-envs 128", ["--buffer-size", "128"]),
+    ("--batch-size 0", ["--batch-size"]),
+    ("--num-envs 0", ["--num-envs"]),
+    ("--total-timesteps 0", ["--"]),
+    ("--total-timesteps 500", ["--learning-starts"]),
+    ("--gamma 1.5", ["--gamma"]),
+    ("--gamma -0.1", ["--gamma"]),
+    ("--epsilon-start 2", ["--epsilon-start"]),
+    ("--tau 0", ["--tau"]),
+    ("--seed -1", ["--seed"]),
+    ("--seed 4294967296", ["--seed"]),
+    ("--max-grad-norm -1", ["--max-grad-norm"]),
+    ("--checkpoint-every-minutes 0", ["--checkpoint-every-minutes"]),
+]
+
+
+@pytest.mark.parametrize("flags, words", BAD, ids=[flags for flags, _ in BAD])
+def test_bad_input(flags, words, main, tmp_path):
+    """One sentence on standard error that names the flag, exit code 2, before any compile, and nothing written."""
+    control = [] if "--env" in flags else ["--env", "CartPole-v1"]
+    code, out, err = main(*control, *flags.split(), "--runs-dir", tmp_path / "new")
+    assert code == 2 and out == "" and not list(tmp_path.iterdir())
+    assert re.fullmatch(r"error: [^\n]+\n", err) and all(word in err for word in words), err
+
+
+@pytest.mark.parametrize("flags", ["--num-seeds 2.5", "--total-timesteps 1e-1", "--num-seeds many", "--num-seeds 1/0",
+                                   "--learning-rate fast", "--follower-loss mse", "--no-such-flag"])
+def test_words_that_are_no_values(flags, main, tmp_path):
+    """The command line's parser names the flag: exit code 2, nothing written."""
+    code, out, err = main("--env", "CartPole-v1", *flags.split(), "--runs-dir", tmp_path / "new")
+    assert code == 2 and flags.split()[0] in out + err and not list(tmp_path.iterdir())
+
+
+def test_unwritable_runs_dir(main, tmp_path):
+    """A folder below a regular file cannot be made."""
+    (tmp_path / "file").write_text("precious")
+    code, out, err = main(*TINY, "--runs-dir", tmp_path / "file" / "runs")
+    assert code == 2 and out == "" and re.fullmatch(r"error: --runs-dir [^\n]+\n", err), err
+    assert (tmp_path / "file").read_text() == "precious" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_runs_of_one_second(main, tmp_path, monkeypatch):
+    """Runs that start a microsecond apart both survive; one at the very same time is refused, and overwrites nothing."""
+    now = 1_700_000_000 * 10**9
+    flags = "--env CartPole-v1 --num-envs 2 --batch-size 4 --buffer-size 40 --learning-starts 2 --total-timesteps 400".split()
+    codes = []
+    for shift in (0, 0, 1000):
+        monkeypatch.setattr(dqn, "time", SimpleNamespace(time=time.time, strftime=time.strftime, localtime=time.localtime,
+                                                         time_ns=lambda: now + shift))
+        before = tree_bytes(tmp_path)
+        codes.append(main(*flags, "--runs-dir", tmp_path)[0])
+        assert before.items() <= tree_bytes(tmp_path).items()
+    assert codes == [0, 2, 0] and len(list(tmp_path.glob("*/results.npz"))) == 2
+
+
+def test_numbers_may_be_written_as_floats(main, tmp_path):
+    """1e6 is a whole number; the refusal shows how it was read."""
+    err = main("--env", "CartPole-v1", "--buffer-size", "5e1", "--runs-dir", tmp_path)[2]
+    assert "--buffer-size 50 " in err
+
+
+# -------------------- The command line
+
+def test_help(start):
+    """--help says what every field is for, in the words beside it in the source."""
+    out, _ = finish(start("--help", COLUMNS="1000"))
+    out = re.sub(r"[\s│]+", " ", out)
+    source = SCRIPT.read_text()
+    for field in fields(dqn.Args):
+        comment = re.search(rf"(?m)^    {field.name}: .*  # (.+)$", source)
+        assert comment, f"{field.name} has no help"
+        assert f"--{field.name.replace('_', '-')}" in out and comment[1] in out, field.name
+
+
+def test_bad_input_as_a_program(start, folder):
+    """The process itself exits with code 2 and one line on standard error."""
+    process = start("--env", "Brekout-MinAtar", "--runs-dir", folder / "none")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and out == "" and re.fullmatch(r"error: --env Brekout-MinAtar [^\n]+\n", err), err
+    assert not (folder / "none").exists()
+
+
+def test_track_offline(start, folder, tmp_path):
+    """Weights & Biases without an account or a network; the curves go to its folder."""
+    pytest.importorskip("wandb")
+    flags = "--env CartPole-v1 --num-envs 4 --batch-size 8 --buffer-size 400 --learning-starts 100 --total-timesteps 4000".split()
+    finish(start(*flags, "--track", "--wandb-mode", "offline", "--runs-dir", tmp_path / "runs", WANDB_DIR=str(tmp_path)))
+    logs = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert len(logs) == 1 and b"returns" in logs[0].read_bytes() and b"episodes" in logs[0].read_bytes()
+
+
+# -------------------- Learning
+
+@pytest.mark.parametrize("variant", ["", "--scorer --follower-learning-rate 2e-3"], ids=["baseline", "scorer"])
+def test_learns_cartpole(variant, start, folder):
+    """Three seeds of 200,000 steps, ten times the usual rates: a mean return above 120 over the last 10 % (random: 22)."""
+    out, run = finish(start("--env", "CartPole-v1", *variant.split(), "--num-seeds", 3, "--total-timesteps", 2e5,
+                            "--learning-rate", 1e-3, "--epsilon-steps", 2e4, "--runs-dir", folder / "learning"))
+    returns = results(run)["returns"]
+    last = returns[:, -returns.shape[1] // 10 :].mean(axis=1)
+    assert last.mean() > 120 and last.min() > 60
+    assert f"{last.mean():.0f}" in re.search(r"last 10 %: ([\d.]+)", out)[1] or abs(
+        last.mean() - float(re.search(r"last 10 %: ([\d.]+)", out)[1])) < 0.05 * last.mean()
