@@ -10,8 +10,8 @@ Reinforcement Learning", ICLR 2026, section 4, Algorithm 1.
 """
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["jax>=0.10.2,<0.12", "flax>=0.12.8", "optax>=0.2.8", "chex>=0.1.92", "gymnax==1.0.1", "tyro>=1.0.17",
-#   "tqdm>=4.68", "safetensors>=0.8", "orbax-checkpoint>=0.12.8", "wandb>=0.31"]
+# dependencies = ["jax>=0.10.2,<0.12", "flax>=0.12.8", "optax>=0.2.8", "chex>=0.1.92", "gymnax==1.0.1", "six>=1.17",
+#   "tyro>=1.0.17", "tqdm>=4.68", "safetensors>=0.8", "orbax-checkpoint>=0.12.8", "wandb>=0.31"]
 # ///
 import difflib, io, json, os, signal, sys, time, zlib
 from dataclasses import dataclass, replace

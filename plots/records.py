@@ -131,7 +131,7 @@ def pool(runs: list[Run], details: list[str]) -> Method:
 def load(folders: list[Path]) -> list[Method]:
     """The methods in these run folders, on each environment; plain ones and baselines come first.
 
-    An argument in which the runs of one script on one environment differ becomes part of the names."""
+    Where the runs of one script on one environment differ in an argument, its less usual values become part of the names."""
     if not folders:
         fail("no run folder was given")
     runs = [read_run(folder) for folder in folders]
@@ -140,24 +140,27 @@ def load(folders: list[Path]) -> list[Method]:
         groups.setdefault((run.env, json.dumps(run.method, sort_keys=True)), []).append(run)
         for name, value in run.method.items():
             if value is not None:
-                values.setdefault((run.env, run.method["script"], name), set()).add(value)
+                values.setdefault((run.env, run.method["script"], name), []).append(value)
         total = run.meta["args"]["total_timesteps"]
         if total != totals.setdefault(run.env, total):
             fail(f"{run.path} has {total:,} timesteps and another run on {run.env} {totals[run.env]:,}: not comparable")
-    varied = {(script, name) for (_, script, name), seen in values.items() if len(seen) > 1 and name not in NAMED}
+    usual = {key: max(seen, key=seen.count) for key, seen in values.items() if len(set(seen)) > 1 and key[2] not in NAMED}
 
-    def details(args: dict) -> list[str]:
+    def details(run: Run) -> list[str]:
+        args = run.method
         words = ["MSBE follower"] * (args.get("follower_loss") == "msbe")
         words += [args["ablation"].replace("_", " ")] if args.get("ablation") else []
-        return words + [f"{name.replace('_', ' ')} {value}" for name, value in sorted(args.items())
-                        if (args["script"], name) in varied and value is not None]
+        unusual = [(name.replace("_", " "), value) for name, value in sorted(args.items())
+                   if value is not None and value != usual.get((run.env, args["script"], name), value)]
+        return words + [{True: name, False: f"no {name}"}[value] if isinstance(value, bool) else f"{name} {value}"
+                        for name, value in unusual]
 
     def order(method: Method):
         args = method.args
         return (method.env, args["script"], bool(args.get("dueling")), bool(args.get("double")), args["scorer"],
-                len(method.details), [args.get(name) or 0 for _, name in sorted(varied)], method.details)
+                len(method.details), [args.get(name) or 0 for *_, name in sorted(usual)], method.details)
 
-    return sorted((pool(group, details(group[0].method)) for group in groups.values()), key=order)
+    return sorted((pool(group, details(group[0])) for group in groups.values()), key=order)
 
 
 def by_env(methods: list[Method]) -> dict[str, list[Method]]:

@@ -188,7 +188,7 @@ def test_arguments_that_differ_are_in_the_names(tmp_path):
     folders = [write_run(tmp_path / "a", batch_size=64), write_run(tmp_path / "b", batch_size=128),
                write_run(tmp_path / "c", **GAME), write_run(tmp_path / "d", env="Asterix-MinAtar")]
     assert [method.label for method in records.load(folders)] == [
-        "DQN (batch size 64)", "DQN (batch size 64)", "DQN (batch size 128)", "SCORER DQN (batch size 64)"]
+        "DQN", "DQN", "DQN (batch size 128)", "SCORER DQN"]
 
 
 @pytest.mark.parametrize("change, words", [
