@@ -78,7 +78,7 @@ class Args:
     save_model: bool = False  # write model.safetensors, all seeds, names perception/... and control/...
     checkpoint_every_minutes: float | None = None  # keep the newest training state, written so often and at Ctrl-C
     resume: Path | None = None  # continue the run in this folder, with its arguments, as a new run
-    distributed: bool = False  # share the seeds among a job's processes (Slurm, MPI, Kubernetes, or JAX's variables)
+    distributed: bool = False  # share the seeds among a job's processes (Slurm, MPI, Kubernetes, or JAX_... variables)
     track: bool = False  # log to Weights & Biases
     wandb_project: str = "scorer"  # Weights & Biases project
     wandb_mode: Literal["online", "offline"] = "online"  # offline needs no account
@@ -99,8 +99,7 @@ def fail(message: str):
 
 def resolve(args: Args):
     """args with the environment family's preset where unset, env, env_params; bad input ends in one sentence."""
-    import gymnax  # starts JAX's devices, so not before main has set them up
-    from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
+    import gymnax.wrappers  # starts JAX's devices, so not before main has set them up
     preset = dict(PRESETS["MinAtar" if args.env.endswith("-MinAtar") else "control"])
     for name in () if args.scorer else ("follower_loss", "follower_learning_rate", "leader_decay_power"):
         if getattr(args, name) is not None:
@@ -123,7 +122,7 @@ def resolve(args: Args):
     kinds = [type(space(env_params)).__name__ for space in (env.observation_space, env.action_space)]
     if kinds != ["Box", "Discrete"]:
         fail(f"--env {args.env} has {' and '.join(kinds)} as observation and action space; needed: Box and Discrete")
-    return args, LogWrapper(FlattenObservationWrapper(env)), env_params
+    return args, gymnax.wrappers.LogWrapper(gymnax.wrappers.FlattenObservationWrapper(env)), env_params
 
 # ------------------------------ Networks ------------------------------------------------------------------------------
 class Players(NamedTuple):
@@ -250,8 +249,8 @@ def make_train(args: Args, env, env_params):
 
     def optimizer(learning_rate, power=1.0):
         """Adam whose rate falls to exactly 0 over the updates made."""
-        schedule = optax.polynomial_schedule(learning_rate, 0.0, power, num_updates)
-        return optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.adam(schedule))
+        adam = optax.adam(optax.polynomial_schedule(learning_rate, 0.0, power, num_updates))
+        return optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
 
     leader = optimizer(args.learning_rate, args.leader_decay_power or 1.0)  # the baseline's too
     optimizers = Players(optimizer(args.follower_learning_rate), leader) if args.scorer else leader
@@ -299,8 +298,8 @@ def make_train(args: Args, env, env_params):
         """Losses and representation on transitions of the replay, [2048]."""
         delta = bellman_error(*params, networks, batch, target)
         z = networks.perception.apply({"params": params.perception}, batch.obs)
-        kept = networks.control.apply({"params": params.control}, z, mutable="intermediates")[1]["intermediates"]
-        singular = jnp.linalg.svd(kept["penultimate"][0], compute_uv=False)
+        _, kept = networks.control.apply({"params": params.control}, z, mutable="intermediates")
+        singular = jnp.linalg.svd(kept["intermediates"]["penultimate"][0], compute_uv=False)
         return dict(follower_loss=objective(*params, networks, batch, target), bellman_error_mean=delta.mean(),
                     leader_loss=leader_loss(*params, networks, batch, target), bellman_error_variance=delta.var(),
                     srank=1.0 + jnp.sum(jnp.cumsum(singular) < 0.99 * singular.sum()),  # of 99 % of the sum
@@ -309,16 +308,15 @@ def make_train(args: Args, env, env_params):
     def init(seed) -> State:
         reset_key, phi_key, theta_key, noise_key = jax.random.split(random(seed, 0), 4)
         obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(reset_key, args.num_envs), env_params)
-        obs, steps = obs.astype(obs_dtype), jnp.arange(first_step)
+        obs, steps, zeros = obs.astype(obs_dtype), jnp.arange(first_step), jnp.zeros(args.num_envs)
         z, phi = networks.perception.init_with_output(phi_key, obs)
         params = Players(phi["params"], networks.control.init(theta_key, z)["params"])
         opt_state = Players(*(o.init(p) for o, p in zip(optimizers, params))) if args.scorer else leader.init(params)
-        zeros = jnp.zeros(args.num_envs)
         row = Transition(obs, zeros.astype(int), zeros, obs, zeros.astype(bool))
         replay = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape), x.dtype), row)
         state = State(seed, params, params, opt_state, replay, env_state, obs, jnp.int32(0), {})
-        names = ["returns", "episodes"] + list(jax.eval_shape(diagnose, params, *sample(state, steps))) * args.diagnostics
-        curves = {name: jnp.full(num_points, jnp.nan) for name in names}
+        extra = list(jax.eval_shape(diagnose, params, *sample(state, steps))) if args.diagnostics else []
+        curves = {name: jnp.full(num_points, jnp.nan) for name in ["returns", "episodes", *extra]}
         return jax.lax.scan(act, state._replace(curves=curves), (steps, draw(noise_key, steps)))[0]
 
     def block(state: State, index):
@@ -339,7 +337,6 @@ def make_train(args: Args, env, env_params):
                                    state.params, *sample(state, chosen))
         curves = {name: curve.at[index // blocks_per_point].set(values[name]) for name, curve in state.curves.items()}
         return state._replace(curves=curves), mean
-
     return init, block, timesteps, blocks_per_point
 
 # ------------------------------ The run ------------------------------------------------------------------------------
@@ -386,7 +383,12 @@ def main():
     if "device_count" not in os.environ["XLA_FLAGS"]:
         jax.config.update("jax_num_cpu_devices", max(1, args.num_seeds))  # without an accelerator, a thread per seed
     if args.distributed:
-        jax.distributed.initialize()
+        ids = {name: int(os.environ[f"JAX_{name.upper()}"]) for name in ("num_processes", "process_id")
+               if f"JAX_{name.upper()}" in os.environ}
+        try:
+            jax.distributed.initialize(**ids)
+        except (ValueError, RuntimeError) as error:
+            fail(f"--distributed finds no cluster and no JAX_COORDINATOR_ADDRESS and so on: {error}")
     args, env, env_params = resolve(args)
     init, block, timesteps, blocks_per_point = make_train(args, env, env_params)
     processes, lead = jax.process_count(), jax.process_index() == 0
@@ -404,7 +406,6 @@ def main():
             return jax.lax.map(lambda seed: function(seed, *index), seeds, batch_size=together)
         part = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)
         return jax.jit(part, **options).lower(*values).compile()
-
     words = dict(double=args.double, dueling=args.dueling, msbe=args.follower_loss == "msbe", scorer=args.scorer)
     variant = "-".join([name for name, present in words.items() if present] + ["baseline"] * (not args.scorer))
     now = broadcast_one_to_all(np.array(divmod(time.time_ns() // 1000, 10**6), np.uint32))  # seconds, microseconds
@@ -433,8 +434,8 @@ def main():
     if args.resume:
         state, progress = restore(args.resume, state)
         meta |= progress
-    terminal, previous = sys.stdout.isatty(), None
-    began = (saved := time.time()) - meta["seconds"]
+    terminal, previous, saved = sys.stdout.isatty(), None, time.time()
+    began = saved - meta["seconds"]
     bar = tqdm(total=int(timesteps[-1]), initial=int([0, *timesteps][meta["block"]]), unit="step", unit_scale=True,
                disable=not lead, file=sys.stdout if terminal else io.StringIO())
     for index in range(meta["block"], len(timesteps)):

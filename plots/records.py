@@ -131,7 +131,7 @@ def pool(runs: list[Run], details: list[str]) -> Method:
 def load(folders: list[Path]) -> list[Method]:
     """The methods in these run folders, on each environment; plain ones and baselines come first.
 
-    Where the runs of one script on one environment differ in an argument, its less usual values become part of the names."""
+    Where runs of one script on one environment differ in an argument, its less usual values enter the names."""
     if not folders:
         fail("no run folder was given")
     runs = [read_run(folder) for folder in folders]
@@ -144,7 +144,8 @@ def load(folders: list[Path]) -> list[Method]:
         total = run.meta["args"]["total_timesteps"]
         if total != totals.setdefault(run.env, total):
             fail(f"{run.path} has {total:,} timesteps and another run on {run.env} {totals[run.env]:,}: not comparable")
-    usual = {key: max(seen, key=seen.count) for key, seen in values.items() if len(set(seen)) > 1 and key[2] not in NAMED}
+    usual = {key: max(seen, key=seen.count) for key, seen in values.items()
+             if len(set(seen)) > 1 and key[2] not in NAMED}
 
     def details(run: Run) -> list[str]:
         args = run.method

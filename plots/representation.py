@@ -35,7 +35,8 @@ def main(runs: Positional[list[Path]], out: Path = Path("representation.png"), s
                          **look[method.label])
         for ax, curve in zip(axes[0, 1:], (norm, method.curves["srank"])):
             seen = np.isfinite(curve).all(axis=0)  # the scripts take these only now and then
-            style.draw_curve(ax, method.timesteps[seen], stats.bootstrap(stats.iqm, curve[:, seen]), 1, **look[method.label])
+            estimate = stats.bootstrap(stats.iqm, curve[:, seen])
+            style.draw_curve(ax, method.timesteps[seen], estimate, 1, **look[method.label])
     for ax, name in zip(axes[0], ("IQM return", "Parameter norm", "Srank")):
         ax.set(title=name, xlabel="Steps (millions)")
     axes[0, 0].set_ylabel(methods[0].env)
