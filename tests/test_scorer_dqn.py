@@ -21,7 +21,7 @@ SMALL = dict(env="CartPole-v1", num_envs=4, buffer_size=400, batch_size=8, learn
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_compilation():
-    """Compiling dominates these tests; nothing in them depends on how well it is done, but where `optimized` is asked for."""
+    """Compiling dominates these tests, and how well it is done matters only where `optimized` is asked for."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -105,17 +105,13 @@ def test_each_player_moves_only_itself():
 
 
 def test_each_player_reads_only_its_batch():
-    """The follower's step depends on sample 0 alone; the leader's, on a follower that stands still, on sample 1 alone."""
+    """The follower's step depends on sample 0 alone; the leader's, while the follower stands still, on sample 1."""
     params, batch, target = game(PLAYERS)
-    changed = lambda player: (batch._replace(obs=batch.obs.copy()), target.copy())
-    other_batch, other_target = changed(1)
-    other_batch.obs[1], other_target[1] = 3.0, 3.0
-    assert tree_equal(play(STEP, STEP, params, other_batch, other_target).perception,
-                      play(STEP, STEP, params, batch, target).perception)
-    other_batch, other_target = changed(0)
-    other_batch.obs[0], other_target[0] = 3.0, 3.0
-    assert tree_equal(play(STILL, STEP, params, other_batch, other_target),
-                      play(STILL, STEP, params, batch, target))
+    for other, follower in ((1, STEP), (0, STILL)):
+        changed, changed_target = batch._replace(obs=batch.obs.copy()), target.copy()
+        changed.obs[other], changed_target[other] = 3.0, 3.0
+        mine, same = (play(follower, STEP, params, *sample) for sample in ((batch, target), (changed, changed_target)))
+        assert tree_equal(mine[1 - other], same[1 - other]) and not tree_equal(mine, params)
 
 
 def test_leader_answers_the_new_phi():
@@ -123,9 +119,12 @@ def test_leader_answers_the_new_phi():
     params, batch, target = game(PLAYERS)
     after = play(STEP, STEP, params, batch, target)
     sample = dqn.Transition(*(x[1] for x in batch))
-    step = lambda phi: jax.tree.map(jnp.subtract, params.control, jax.grad(dqn.leader_loss, argnums=1)(
-        phi, params.control, PLAYERS, sample, target[1]))
-    gap = lambda phi: max(jax.tree.leaves(jax.tree.map(lambda a, b: abs(a - b).max(), after.control, step(phi))))
+
+    def gap(phi):
+        gradient = jax.grad(dqn.leader_loss, argnums=1)(phi, params.control, PLAYERS, sample, target[1])
+        gaps = jax.tree.map(lambda new, old, g: abs(new - old + g).max(), after.control, params.control, gradient)
+        return max(jax.tree.leaves(gaps))
+
     assert gap(after.perception) < 1e-6 < 1e-3 < gap(params.perception)
 
 
@@ -143,9 +142,11 @@ def test_variance_ignores_a_constant():
     """A constant added to every target moves neither the variance nor its gradient; the mean square, it does."""
     params, batch, target = game(PLAYERS)
     sample = dqn.Transition(*(x[0] for x in batch))
-    both = lambda loss, shift: jax.value_and_grad(loss)(*params, PLAYERS, sample, target[0] + shift)
-    near = lambda loss: all(np.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(
-        *map(jax.tree.leaves, (both(loss, 0.0), both(loss, 2.0)))))
+
+    def near(loss):
+        both = (jax.value_and_grad(loss)(*params, PLAYERS, sample, target[0] + shift) for shift in (0.0, 2.0))
+        return all(np.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(*map(jax.tree.leaves, both)))
+
     assert near(dqn.follower_loss) and not near(dqn.leader_loss)
 
 
@@ -184,7 +185,9 @@ class Adam:
 
 def reference_delta(phi, theta, batch, target):
     """Bellman errors of the control preset's networks: tanh layer, tanh layer, linear."""
-    layer = lambda x, p: x @ p["kernel"] + p["bias"]
+    def layer(x, p):
+        return x @ p["kernel"] + p["bias"]
+
     z = jnp.tanh(layer(batch.obs, phi["Dense_0"]))
     q = layer(jnp.tanh(layer(z, theta["Dense_0"])), theta["Dense_1"])
     return target - jnp.where(batch.action == 1, q[:, 1], q[:, 0])
@@ -193,39 +196,48 @@ def reference_delta(phi, theta, batch, target):
 @pytest.mark.parametrize("kind", ["baseline", "scorer", "msbe"])
 def test_three_updates_against_a_reference(kind, monkeypatch):
     """Three updates with the script's own optimisers equal those of an Adam and losses written out here."""
-    variants = dict(baseline={}, scorer=dict(scorer=True, leader_decay_power=1.5),
-                    msbe=dict(scorer=True, follower_loss="msbe"))
-    run = trace(monkeypatch, learning_rate=0.01, **variants[kind] | (dict(follower_learning_rate=0.03) if kind != "baseline" else {}))
+    variants = dict(baseline={}, scorer=dict(scorer=True, follower_learning_rate=0.03, leader_decay_power=1.5),
+                    msbe=dict(scorer=True, follower_learning_rate=0.03, follower_loss="msbe"))
+    run = trace(monkeypatch, learning_rate=0.01, **variants[kind])
     params, batch, target = game(run.networks)
     batch, target = batch._replace(obs=3 * batch.obs), 3 * target  # gradients that the clip cuts
-    make = lambda part, rate, power=1.0: Adam(part, rate, 0.3, run.num_updates, power)
     phi, theta = expected = jax.tree.map(np.asarray, params)
     if kind == "baseline":
-        adam, opt_state = make(expected, 0.01), run.optimizers.init(params)
+        adam, opt_state = Adam(expected, 0.01, 0.3, run.num_updates), run.optimizers.init(params)
     else:
-        followers, leaders = make(phi, 0.03), make(theta, 0.01, run.args.leader_decay_power)
+        followers = Adam(phi, 0.03, 0.3, run.num_updates)
+        leaders = Adam(theta, 0.01, 0.3, run.num_updates, run.args.leader_decay_power)
         opt_state = dqn.Players(*(o.init(p) for o, p in zip(run.optimizers, params)))
     follower, leader = (dqn.Transition(*(x[i] for x in batch)) for i in (0, 1))
-    variance = lambda phi, theta: jnp.mean((e := reference_delta(phi, theta, follower, target[0])) ** 2) - (
-        jnp.mean(e) ** 2 if kind == "scorer" else 0.0)
+
+    def follower_objective(phi, theta):
+        delta = reference_delta(phi, theta, follower, target[0])
+        return jnp.mean(delta**2) - (jnp.mean(delta) ** 2 if kind == "scorer" else 0.0)
+
+    def leader_objective(theta, phi):
+        return jnp.mean(reference_delta(phi, theta, leader, target[1]) ** 2)
+
+    def baseline_objective(params):
+        return jnp.mean(reference_delta(*params, follower, target[0]) ** 2)
+
     for _ in range(3):
         if kind == "baseline":
             only = jax.tree.map(lambda x: x[:1], batch)
             params, opt_state = dqn.baseline_update(run.networks, run.optimizers, params, opt_state, only, target[:1])
-            loss = lambda p: jnp.mean(reference_delta(*p, follower, target[0]) ** 2)
-            phi, theta = expected = adam.step(expected, jax.grad(loss)(expected))
+            phi, theta = expected = adam.step(expected, jax.grad(baseline_objective)(expected))
         else:
-            params, opt_state = dqn.scorer_update(run.objective, run.networks, run.optimizers, params, opt_state, batch, target)
-            phi = followers.step(phi, jax.grad(variance)(phi, theta))
-            loss = lambda theta: jnp.mean(reference_delta(phi, theta, leader, target[1]) ** 2)
-            theta = leaders.step(theta, jax.grad(loss)(theta))
+            params, opt_state = dqn.scorer_update(
+                run.objective, run.networks, run.optimizers, params, opt_state, batch, target)
+            phi = followers.step(phi, jax.grad(follower_objective)(phi, theta))
+            theta = leaders.step(theta, jax.grad(leader_objective)(theta, phi))
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-6), tuple(params), (phi, theta))
 
 
 def test_parity_of_baseline_and_scorer():
     """The same seed gives both the same parameters, hence Q-values, and the same experience before learning."""
     for options in {}, dict(dueling=True):
-        states = [jax.jit(dqn.make_train(*setup(scorer=scorer, **options))[0])(jnp.uint32(3)) for scorer in (False, True)]
+        inits = [dqn.make_train(*setup(scorer=scorer, **options))[0] for scorer in (False, True)]
+        states = [jax.jit(init)(jnp.uint32(3)) for init in inits]
         count = [sum(leaf.size for leaf in jax.tree.leaves(state.params)) for state in states]
         # 4 x 8 + 8, 8 x 8 + 8, 8 x 2 + 2, and with dueling 8 x 1 + 1
         assert count == [130 + 9 * bool(options)] * 2
@@ -261,14 +273,15 @@ def linear_networks():
 
 @pytest.mark.parametrize("double, expected", [(False, [1.5 + 0.9 * 8, 1.5]), (True, [1.5 + 0.9 * 4, 1.5])])
 def test_target_by_hand(double, expected):
-    """Target features (1, 2) * 2 = (2, 4). Target values (2, 4) @ ((1, 0), (0.5, 2)) = (4, 8): the target takes action 1.
-    The online head on those features says (2, 4) @ ((3, 0), (0, 1)) = (6, 4): Double takes action 0, whose target value is 4.
+    """Target features (1, 2) * 2 = (2, 4). Target values (2, 4) @ ((1, 0), (0.5, 2)) = (4, 8): it takes action 1.
+    The online head on those features says (2, 4) @ ((3, 0), (0, 1)) = (6, 4): Double takes action 0, target value 4.
     Were the online features (1, 2) * (0, 1) used, Double would take action 1."""
     params = dqn.Players(jnp.array([0.0, 1]), jnp.array([[3.0, 0], [0, 1]]))
     target = dqn.Players(jnp.array(2.0), jnp.array([[1.0, 0], [0.5, 2]]))
     next_obs, terminated = jnp.array([[1.0, 2], [1, 2]]), jnp.array([False, True])
     batch = dqn.Transition(None, None, jnp.full(2, 1.5), next_obs, terminated)
-    np.testing.assert_allclose(dqn.bellman_target(linear_networks(), params, target, batch, 0.9, double), expected, rtol=1e-6)
+    y = dqn.bellman_target(linear_networks(), params, target, batch, 0.9, double)
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
 
 
 @flax.struct.dataclass
@@ -363,8 +376,8 @@ def test_samples_are_held_and_independent(monkeypatch):
 
     monkeypatch.setattr(dqn, "scorer_update", update)
     init, block, timesteps, _ = dqn.make_train(*setup(
-        Counter(), Limit(), scorer=True, num_envs=2, learning_starts=6, buffer_size=30, batch_size=16, total_timesteps=60,
-        target_update_interval=54))
+        Counter(), Limit(), scorer=True, num_envs=2, learning_starts=6, buffer_size=30, batch_size=16,
+        total_timesteps=60, target_update_interval=54))
     state, block = jax.jit(init)(jnp.uint32(0)), jax.jit(block)
     for index in range(len(timesteps)):
         state, _ = block(state, index)
@@ -395,19 +408,19 @@ def test_replay_memory(name, features, gib):
 def test_learning_rates_end_at_zero(power, monkeypatch, optimized):
     """Adam under a constant gradient moves by its rate: rate (1 - k / N)^power at update k, and exactly 0 after N."""
     run = trace(monkeypatch, scorer=True, leader_decay_power=power, learning_rate=0.1, follower_learning_rate=0.5)
-    for optimizer, rate, power in zip(run.optimizers, (0.5, 0.1), (1.0, power)):
+    for optimizer, rate, exponent in zip(run.optimizers, (0.5, 0.1), (1.0, power)):
         def step(opt_state, _):
             change, opt_state = optimizer.update(jnp.ones(1), opt_state)
             return opt_state, change[0]
         moved = -jax.lax.scan(step, optimizer.init(jnp.zeros(1)), None, run.num_updates + 3)[1]
         k = np.arange(run.num_updates)
-        np.testing.assert_allclose(moved[: run.num_updates], rate * (1 - k / run.num_updates) ** power, rtol=1e-3)
+        np.testing.assert_allclose(moved[: run.num_updates], rate * (1 - k / run.num_updates) ** exponent, rtol=1e-3)
         assert moved[run.num_updates - 1] > 0 and not moved[run.num_updates :].any()
     assert run.num_updates == 36  # (160 - 16) / 4
 
 
 @pytest.mark.parametrize("options, block_steps, due", [
-    (dict(target_update_interval=1, total_timesteps=40), 1, [1] * 6),  # every update, also when less than one is asked for
+    (dict(target_update_interval=1, total_timesteps=40), 1, [1] * 6),  # less than a step: every update
     (dict(target_update_interval=12, scorer=True, total_timesteps=52), 3, [1, 1, 1]),
     (dict(target_update_interval=24, total_timesteps=36, tau=0.25), 3, [0, 1]),  # 6 updates, in blocks of at most 5
     (dict(target_update_interval=800, scorer=True, num_envs=4, total_timesteps=1600), 100, [0, 1, 0, 1]),
@@ -437,8 +450,8 @@ def test_target_networks_change_on_schedule(options, block_steps, due):
 
 
 def test_epsilon_at_its_steps():
-    """Of 1,000 environments with 10 actions, 0.9 epsilon leave the greedy action: epsilon falls from 0.8 to 0 over 20 steps,
-    which training's own 10 steps of warm-up and the updates' steps share."""
+    """Of 1,000 environments with 10 actions, 0.9 epsilon leave the greedy action: epsilon falls from 0.8 to 0 over
+    20 steps, of which the 10 before learning are a part."""
     args = dict(num_envs=1000, learning_starts=10_000, total_timesteps=30_000, buffer_size=30_000, epsilon_start=0.8,
                 epsilon_end=0.0, epsilon_steps=20_000, learning_rate=1e-30, target_update_interval=20_000)
     init, block, timesteps, _ = dqn.make_train(*setup(Counter(10), Limit(1), **args))  # observes 1, always
@@ -459,7 +472,8 @@ def test_epsilon_at_its_steps():
 def test_two_seeds_differ():
     """In initial weights, in exploration and in the environment; one seed twice does not."""
     state = jax.jit(jax.vmap(dqn.make_train(*setup())[0]))(jnp.array([0, 1, 0], jnp.uint32))
-    parts = dict(perception=state.params.perception["Dense_0"]["kernel"], control=state.params.control["Dense_0"]["kernel"],
+    phi, theta = state.params
+    parts = dict(perception=phi["Dense_0"]["kernel"], control=theta["Dense_0"]["kernel"],
                  action=state.replay.action, environment=state.replay.obs[:, 0])
     for values in parts.values():
         assert not np.array_equal(values[0], values[1]) and np.array_equal(values[0], values[2])
@@ -484,7 +498,7 @@ class ProbeParams:
 class Probe(environment.Environment):
     """Five of them, by `kind`; an observation is the place alone, and episodes end after one step unless said.
 
-    0: constant reward 1. 1: the place is -1 or 1, and so is the reward. 2: two steps, 0 then 1, and a reward for the second.
+    0: constant reward 1. 1: the place is -1 or 1, and so is the reward. 2: two steps, at 0 and 1, the second pays 1.
     3: action 1 pays 1 and action 0 pays -1. 4: pays 1 for ever, cut by time after 3 steps."""
 
     @property
@@ -521,8 +535,9 @@ VARIANTS = dict(baseline={}, double=dict(double=True), dueling=dict(dueling=True
 def test_probes(variant):
     """Every variant finds the Q-values of all probes within 0.05, one seed each, trained side by side."""
     options = VARIANTS[variant] | (dict(follower_learning_rate=0.01) if VARIANTS[variant].get("scorer") else {})
-    options |= dict(num_envs=4, buffer_size=2000, batch_size=32, learning_starts=100, total_timesteps=8000, hidden_dim=16,
-                    target_update_interval=80, learning_rate=0.005, gamma=0.5, epsilon_end=1.0, max_grad_norm=10.0)
+    options |= dict(num_envs=4, buffer_size=2000, batch_size=32, learning_starts=100, total_timesteps=8000,
+                    hidden_dim=16, target_update_interval=80, learning_rate=0.005, gamma=0.5, epsilon_end=1.0,
+                    max_grad_norm=10.0)
     args, env, _ = setup(Probe(), **options)
     networks = dqn.Players(dqn.Perception(args), dqn.Control(args, 2))
     timesteps = dqn.make_train(args, env, ProbeParams())[2]
