@@ -1,9 +1,8 @@
 """SCORER DQN: Q-learning as a Stackelberg game between perception and control, and the DQN it is compared with.
 
-The perception network f_phi (follower, fast) minimises the variance of the Bellman errors, the control network Q_theta
-(leader, slow) their mean square: "The game" below is the whole method. Without --scorer, the same layers are trained by
-one loss and one optimiser. Paper: Martinez et al., "Stackelberg Coupling of Online Representation Learning and
-Reinforcement Learning", ICLR 2026, section 4, Algorithm 1.
+Perception f_phi (follower, fast) minimises the variance of the Bellman errors, control Q_theta (leader, slow) their
+mean square: "The game" below is the whole method. Without --scorer, the same layers have one loss and one optimiser.
+Paper: Martinez et al., "Stackelberg Coupling of Online Representation Learning and RL", ICLR 2026, section 4.
 
     python scorer_dqn.py --env Breakout-MinAtar --scorer --total-timesteps 1e6     # a minute on a laptop
     python scorer_dqn.py --env Breakout-MinAtar --scorer --num-seeds 30            # the paper's run, for a GPU
@@ -16,7 +15,7 @@ Reinforcement Learning", ICLR 2026, section 4, Algorithm 1.
 import difflib, io, json, os, signal, sys, time, zlib
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial, reduce
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -56,7 +55,7 @@ class Args:
     double: bool = False  # the online control network chooses the target's action
     dueling: bool = False  # state-value and advantage heads
     num_envs: Count | None = None  # environments per seed; one update per step of all (MinAtar 128, else 10)
-    buffer_size: Count | None = None  # replay capacity per seed in transitions (MinAtar 1e5, else 5e4)
+    buffer_size: Count | None = None  # replay per seed in transitions, whole --num-envs (MinAtar 1e5, else 5e4)
     batch_size: Count = 64  # transitions per batch; SCORER draws two batches per update
     learning_starts: Count | None = None  # environment steps before the first update (MinAtar 1e4, else 1e3)
     target_update_interval: Count | None = None  # environment steps, rounded to updates (MinAtar 16000, else 1000)
@@ -71,7 +70,7 @@ class Args:
     hidden_dim: Count | None = None  # width of every hidden layer (MinAtar 128, else 64)
     perception_layers: Count | None = None  # hidden layers of the perception network (MinAtar 2, else 1)
     activation: Literal["relu", "tanh"] | None = None  # of every hidden layer (MinAtar relu, else tanh)
-    l1_norm: bool | None = None  # divide observation and latent by their mean absolute value (MinAtar yes, else no)
+    l1_norm: bool | None = None  # divide observation and latent by their mean absolute value (MinAtar True, else False)
     diagnostics: bool = False  # also record losses, Bellman-error mean and variance, srank and parameter norms
     # Output, and how to run
     runs_dir: Path = Path("runs")  # the folder that gets one folder per run
@@ -80,9 +79,9 @@ class Args:
     resume: Path | None = None  # continue the run in this folder, with its arguments, as a new run
     distributed: bool = False  # share the seeds among a job's processes (Slurm, MPI, Kubernetes, or JAX_... variables)
     track: bool = False  # log to Weights & Biases
-    wandb_project: str = "scorer"  # Weights & Biases project
-    wandb_mode: Literal["online", "offline"] = "online"  # offline needs no account
+    wandb_mode: Literal["online", "offline"] = "online"  # offline needs no account; WANDB_PROJECT names the project
 
+OUTPUT = ("runs_dir save_model checkpoint_every_minutes resume distributed track wandb_mode").split()
 PRESETS = {  # by environment family, from the paper's tables; the last three only count with --scorer
     "MinAtar": dict(total_timesteps=100_000_000, num_envs=128, buffer_size=100_000, learning_starts=10_000,
                     target_update_interval=16_000, max_grad_norm=0.5, l1_norm=True, hidden_dim=128, perception_layers=2,
@@ -93,7 +92,6 @@ PRESETS = {  # by environment family, from the paper's tables; the last three on
 }
 
 def fail(message: str):
-    """Ends the program with one sentence on standard error and exit code 2."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 
@@ -108,7 +106,8 @@ def resolve(args: Args):
     args = replace(args, **{name: value for name, value in preset.items() if getattr(args, name) is None})
     limits = dict(
         gamma=(0, 1), epsilon_start=(0, 1), epsilon_end=(0, 1), tau=(1e-9, 1), seed=(0, 2**32 - args.num_seeds),
-        learning_starts=(0, args.total_timesteps - 1), buffer_size=(max(args.batch_size, args.num_envs), 1e12))
+        learning_starts=(0, args.total_timesteps - 1), total_timesteps=(1, args.num_envs * 2**30),
+        buffer_size=(-(-args.batch_size // args.num_envs) * args.num_envs, 2**31))
     for name, value in vars(args).items():
         low, high = limits.get(name, (sys.float_info.min, sys.float_info.max))
         if type(value) in (int, float) and not low <= value <= high:
@@ -118,7 +117,10 @@ def resolve(args: Args):
     if args.env not in gymnax.registered_envs:
         near = difflib.get_close_matches(args.env, gymnax.registered_envs, cutoff=0.4) or gymnax.registered_envs
         fail(f"--env {args.env} is no gymnax environment; near names: {', '.join(near)}")
-    env, env_params = gymnax.make(args.env)
+    try:
+        env, env_params = gymnax.make(args.env)
+    except OSError as error:  # one that downloads its data
+        fail(f"--env {args.env} cannot be made here: {error}")
     kinds = [type(space(env_params)).__name__ for space in (env.observation_space, env.action_space)]
     if kinds != ["Box", "Discrete"]:
         fail(f"--env {args.env} has {' and '.join(kinds)} as observation and action space; needed: Box and Discrete")
@@ -126,9 +128,8 @@ def resolve(args: Args):
 
 # ------------------------------ Networks ------------------------------------------------------------------------------
 class Players(NamedTuple):
-    """Something of each player: networks, parameters, optimisers or their states."""
-    perception: Any  # f_phi, the follower
-    control: Any  # Q_theta, the leader
+    perception: Any  # f_phi, the follower's: network, parameters, optimiser or its state
+    control: Any  # Q_theta, the leader's
 
 def dense(features, gain=np.sqrt(2)):
     return nn.Dense(features, kernel_init=nn.initializers.orthogonal(gain))
@@ -197,9 +198,8 @@ def leader_loss(phi, theta, networks, batch, target):
     return jnp.mean(jnp.square(bellman_error(phi, theta, networks, batch, target)))
 
 def scorer_update(objective, networks, optimizers: Players, params: Players, opt_state: Players, batch, target):
-    """One round of the game (Algorithm 1, lines 10 to 15): the follower's best response, then the leader's step on it.
-    Leaves of `batch` and `target` are [2, batch, ...]: the follower's sample and the leader's independent one.
-    `objective` is the follower's: follower_loss (variance), or leader_loss for the MSBE follower."""
+    """One round of the game (Algorithm 1, lines 10 to 15): the follower's response, then the leader's step on it.
+    Leaves of `batch` and `target` are [2, batch, ...], a sample each; `objective` is the follower's loss."""
     (phi, theta), (phi_opt, theta_opt) = params, opt_state
     follower, leader = (jax.tree.map(lambda x: x[player], (batch, target)) for player in (0, 1))
     gradient = jax.grad(objective, argnums=0)(phi, theta, networks, *follower)
@@ -230,8 +230,9 @@ class State(NamedTuple):
     curves: dict  # each [points], NaN ahead of training
 
 def make_train(args: Args, env, env_params):
-    """One seed's training: init(seed) -> State, block(state, index) -> State after that block and its mean return, the
-    environment steps at the end of each block, blocks per point of the curves. A step is one of all environments."""
+    """One seed's training: init(seed) -> State, block(state, index) -> State after that block and its mean return,
+    measure(state, index) -> State with that block's diagnostics, the environment steps at the end of each block, and
+    blocks per point of the curves. A step is one step of all environments, followed by one update."""
     num_actions = env.action_space(env_params).n
     networks = Players(Perception(args), Control(args, num_actions))
     objective = leader_loss if args.follower_loss == "msbe" else follower_loss
@@ -241,23 +242,19 @@ def make_train(args: Args, env, env_params):
     period = args.target_update_interval // args.num_envs  # updates between target updates
     first_step = max(1, -(-args.learning_starts // args.num_envs))
     steps_left = max(1, -(-args.total_timesteps // args.num_envs) - first_step)
-    block_steps = max(n for n in range(1, min(128, steps_left) + 1) if period % n == 0)  # targets change between blocks
+    block_steps = max(n for n in range(1, min(256, steps_left) + 1) if period % n == 0)  # targets change between blocks
     blocks_per_point = max(1, steps_left // block_steps // 1000)  # about 1,000 points on a curve
     num_points = -(-steps_left // (block_steps * blocks_per_point))
     num_updates = num_points * blocks_per_point * block_steps
     timesteps = np.arange(first_step + block_steps, first_step + num_updates + 1, block_steps) * args.num_envs
-
     def optimizer(learning_rate, power=1.0):
         """Adam whose rate falls to exactly 0 over the updates made."""
         adam = optax.adam(optax.polynomial_schedule(learning_rate, 0.0, power, num_updates))
         return optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
-
     leader = optimizer(args.learning_rate, args.leader_decay_power or 1.0)  # the baseline's too
     optimizers = Players(optimizer(args.follower_learning_rate), leader) if args.scorer else leader
-
     def random(seed, stream, index=0):
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), index)
-
     def draw(key, steps):
         """All randomness of `steps` at once (many small random kernels are slow), each leaf [steps, ...]."""
         keys, shape = jax.random.split(key, 4), (len(steps), args.num_envs)
@@ -266,7 +263,6 @@ def make_train(args: Args, env, env_params):
                     action=jax.random.randint(keys[1], shape, 0, num_actions),
                     env=jax.random.split(keys[2], shape),
                     sample=jax.random.randint(keys[3], (len(steps), 1 + args.scorer, args.batch_size), 0, held))
-
     def act(state: State, step_and_noise):
         """One epsilon-greedy step in every environment, stored in the replay."""
         step, noise = step_and_noise
@@ -275,25 +271,22 @@ def make_train(args: Args, env, env_params):
         obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, in_axes=(0, 0, 0, None))(
             noise["env"], state.env_state, action, env_params)
         done = terminated | truncated
-        row = Transition(state.obs, action, reward, info["final_observation"].astype(obs_dtype),
+        row = Transition(state.obs, action, reward.astype(jnp.float32), info["final_observation"].astype(obs_dtype),
                          terminated if args.bootstrap_at_timeout else done)
         replay = jax.tree.map(lambda ring, x: jax.lax.dynamic_update_index_in_dim(ring, x, step % rows, axis=0),
                               state.replay, row)
         return state._replace(replay=replay, env_state=env_state, obs=obs.astype(obs_dtype),
                               episodes=state.episodes + done.sum()), None
-
     def sample(state: State, index):
         """Transitions at `index` into the replay, flat over rows and environments, and their Bellman targets."""
         batch = jax.tree.map(lambda ring: ring.reshape(-1, *ring.shape[2:])[index], state.replay)
         return batch, bellman_target(networks, state.params, state.target, batch, args.gamma, args.double)
-
     def act_and_learn(state: State, step_and_noise):
         state, _ = act(state, step_and_noise)
         batch, target = sample(state, step_and_noise[1]["sample"])  # [players, batch, ...]
         update = partial(scorer_update, objective) if args.scorer else baseline_update
         params, opt_state = update(networks, optimizers, state.params, state.opt_state, batch, target)
         return state._replace(params=params, opt_state=opt_state), None
-
     def diagnose(params: Players, batch, target) -> dict:
         """Losses and representation on transitions of the replay, [2048]."""
         delta = bellman_error(*params, networks, batch, target)
@@ -304,7 +297,14 @@ def make_train(args: Args, env, env_params):
                     leader_loss=leader_loss(*params, networks, batch, target), bellman_error_variance=delta.var(),
                     srank=1.0 + jnp.sum(jnp.cumsum(singular) < 0.99 * singular.sum()),  # of 99 % of the sum
                     perception_norm=optax.tree.norm(params.perception), control_norm=optax.tree.norm(params.control))
-
+    def note(state: State, index, values: dict) -> State:
+        """State with values of block `index` in its curves."""
+        point = index // blocks_per_point
+        return state._replace(curves=state.curves | {n: state.curves[n].at[point].set(v) for n, v in values.items()})
+    def measure(state: State, index) -> State:
+        held = jnp.minimum(first_step + (index + 1) * block_steps, rows) * args.num_envs
+        chosen = jax.random.randint(random(state.seed, 2, index), (2048,), 0, held)
+        return note(state, index, diagnose(state.params, *sample(state, chosen)))
     def init(seed) -> State:
         reset_key, phi_key, theta_key, noise_key = jax.random.split(random(seed, 0), 4)
         obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(reset_key, args.num_envs), env_params)
@@ -315,29 +315,19 @@ def make_train(args: Args, env, env_params):
         row = Transition(obs, zeros.astype(int), zeros, obs, zeros.astype(bool))
         replay = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape), x.dtype), row)
         state = State(seed, params, params, opt_state, replay, env_state, obs, jnp.int32(0), {})
-        extra = list(jax.eval_shape(diagnose, params, *sample(state, steps))) if args.diagnostics else []
-        curves = {name: jnp.full(num_points, jnp.nan) for name in ["returns", "episodes", *extra]}
+        extra = jax.eval_shape(diagnose, params, *sample(state, steps)) if args.diagnostics else ()
+        curves = {name: jnp.full(num_points, jnp.nan) for name in ("returns", "episodes", *extra)}
         return jax.lax.scan(act, state._replace(curves=curves), (steps, draw(noise_key, steps)))[0]
-
     def block(state: State, index):
         steps = first_step + index * block_steps + jnp.arange(block_steps)
-        noise = draw(random(state.seed, 1, index), steps)
-        state, _ = jax.lax.scan(act_and_learn, state, (steps, noise))
+        state, _ = jax.lax.scan(act_and_learn, state, (steps, draw(random(state.seed, 1, index), steps)))
         due = (index + 1) * block_steps % period == 0
         moved = optax.incremental_update(state.params, state.target, args.tau)
         state = state._replace(target=jax.tree.map(lambda new, old: jnp.where(due, new, old), moved, state.target))
-        log, nan = state.env_state, jnp.nan
-        mean = jnp.where(log.returned_episode_valid.all(), log.returned_episode_returns.mean(), nan)
-        values = dict(returns=mean, episodes=state.episodes)
-        if args.diagnostics:  # at 50 points, as a singular value decomposition costs as much as hundreds of steps
-            due = (index + 1) % (blocks_per_point * max(1, num_points // 50)) == 0
-            held = jnp.minimum(steps[-1] + 1, rows) * args.num_envs
-            chosen = jax.random.randint(random(state.seed, 2, index), (2048,), 0, held)
-            values |= jax.lax.cond(due, diagnose, lambda *_: dict.fromkeys(state.curves.keys() - values, nan),
-                                   state.params, *sample(state, chosen))
-        curves = {name: curve.at[index // blocks_per_point].set(values[name]) for name, curve in state.curves.items()}
-        return state._replace(curves=curves), mean
-    return init, block, timesteps, blocks_per_point
+        log = state.env_state
+        mean = jnp.where(log.returned_episode_valid, log.returned_episode_returns, jnp.nan).mean()
+        return note(state, index, dict(returns=mean, episodes=state.episodes)), mean
+    return init, block, measure, timesteps, blocks_per_point
 
 # ------------------------------ The run ------------------------------------------------------------------------------
 # A step is some 100 small GPU kernels: let the GPU run the whole loop by itself, and independent kernels side by side.
@@ -351,28 +341,28 @@ def save(path: Path, content: bytes):
     partial_path.write_bytes(content)
     partial_path.rename(path)
 
-def checksum(state) -> int:
-    """CRC-32 of this process's part of the state."""
-    shards = (shard.data for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards)
-    return reduce(lambda crc, data: zlib.crc32(np.asarray(data).tobytes(), crc), shards, 0)
+def checksums(state) -> np.ndarray:
+    """CRC-32 of each seed's part of the state, [seeds] of all processes."""
+    leaves = [np.concatenate([shard.data for shard in leaf.addressable_shards]) for leaf in jax.tree.leaves(state)]
+    return gather(np.array([zlib.crc32(b"".join(x.tobytes() for x in part)) for part in zip(*leaves)], np.uint32))
 
-def restore(run: Path, state):
-    """State and progress from the newest checkpoint, which must have `state`'s shape, or one sentence."""
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+def restore(run: Path, like):
+    """State and progress from the newest checkpoint of a run, shaped and split like `like`, or one sentence."""
     try:
         with checkpoints((run / "checkpoint").resolve(strict=True)) as manager:
-            items = ocp.args.StandardRestore((like, dict(crc=0, seconds=0.0)))
-            state, progress = manager.restore(block := manager.latest_step(), args=items)
-        if jax.process_index() == 0 and checksum(state) != progress["crc"]:
+            progress = dict(crc=jax.ShapeDtypeStruct(like.seed.shape, np.uint32), seconds=0.0)
+            block, wanted = manager.latest_step(), ocp.args.StandardRestore((like, progress))
+            state, progress = manager.restore(block, args=wanted)
+        if not np.array_equal(checksums(state), progress["crc"]):
             raise ValueError("it was changed after it had been written")
         return state, dict(block=block, seconds=progress["seconds"])
     except Exception as error:  # a damaged file may raise anything
-        fail(f"--resume {run} holds no usable checkpoint: {str(error).splitlines()[0]}")
+        fail(f"--resume {run} holds no usable checkpoint of this script: " + str(error).partition("\n")[0])
 
 def main():
     args = tyro.cli(Args, description=__doc__)
     if args.resume:
-        output = dict(list(vars(args).items())[list(vars(args)).index("runs_dir"):])
+        output = {name: getattr(args, name) for name in OUTPUT}
         if args != Args(**output):
             fail(f"--resume {args.resume} continues that run with its own arguments; give only output flags beside it")
         try:
@@ -381,7 +371,7 @@ def main():
             fail(f"--resume {args.resume} is not a run of this script: {error}")
     os.environ["XLA_FLAGS"] = GPU_FLAGS + os.environ.get("XLA_FLAGS", "")
     if "device_count" not in os.environ["XLA_FLAGS"]:
-        jax.config.update("jax_num_cpu_devices", max(1, args.num_seeds))  # without an accelerator, a thread per seed
+        jax.config.update("jax_num_cpu_devices", min(max(1, args.num_seeds), 64))  # without a GPU, a thread per seed
     if args.distributed:
         ids = {name: int(os.environ[f"JAX_{name.upper()}"]) for name in ("num_processes", "process_id")
                if f"JAX_{name.upper()}" in os.environ}
@@ -390,7 +380,7 @@ def main():
         except (ValueError, RuntimeError) as error:
             fail(f"--distributed finds no cluster and no JAX_COORDINATOR_ADDRESS and so on: {error}")
     args, env, env_params = resolve(args)
-    init, block, timesteps, blocks_per_point = make_train(args, env, env_params)
+    init, block, measure, timesteps, blocks_per_point = make_train(args, env, env_params)
     processes, lead = jax.process_count(), jax.process_index() == 0
     if args.num_seeds % processes:
         fail(f"--num-seeds {args.num_seeds} must be a multiple of the number of processes, {processes}")
@@ -400,19 +390,23 @@ def main():
     seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.uint32)
     on_devices = jax.device_put(seeds, NamedSharding(mesh, split))
     together = None if devices[0].platform == "cpu" else args.num_seeds // len(devices)  # CPUs batch environments badly
-
     def all_seeds(function, *values, specs, **options):  # devices split the seeds and never communicate
         def part(seeds, *index):
             return jax.lax.map(lambda seed: function(seed, *index), seeds, batch_size=together)
         part = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)
         return jax.jit(part, **options).lower(*values).compile()
+    progress = dict(block=0, seconds=0.0)
+    if args.resume:
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_devices.sharding),
+                            jax.eval_shape(jax.vmap(init), on_devices))
+        state, progress = restore(args.resume, like)
     words = dict(double=args.double, dueling=args.dueling, msbe=args.follower_loss == "msbe", scorer=args.scorer)
     variant = "-".join([name for name, present in words.items() if present] + ["baseline"] * (not args.scorer))
     now = broadcast_one_to_all(np.array(divmod(time.time_ns() // 1000, 10**6), np.uint32))  # seconds, microseconds
     stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now[0]))}-{now[1]:06d}"
     run = args.runs_dir / f"{Path(__file__).stem}__{args.env}__{variant}__s{args.seed}__{stamp}"
-    meta = dict(schema=1, script=Path(__file__).stem, args=json.loads(json.dumps(vars(args), default=str)), block=0,
-                seconds=0.0, device=devices[0].device_kind, num_devices=len(devices),
+    meta = dict(schema=1, script=Path(__file__).stem, args=json.loads(json.dumps(vars(args), default=str)),
+                **progress, device=devices[0].device_kind, num_devices=len(devices),
                 versions={name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "gymnax")})
     if lead:
         try:
@@ -424,16 +418,17 @@ def main():
               f"{args.num_seeds} seeds on {len(devices)} x {meta['device']}; compiling", flush=True)
     if lead and args.track:
         import wandb  # slow to import
-        wandb.init(project=args.wandb_project, mode=args.wandb_mode, name=run.name, config=meta["args"])
+        wandb.init(mode=args.wandb_mode, name=run.name, config=meta["args"])
     stop = []
     signal.signal(signal.SIGINT, lambda *_: sys.exit(130) if stop else stop.append(True))
     began = time.time()
-    state = all_seeds(init, on_devices, specs=split)(on_devices)
+    if not args.resume:
+        state = all_seeds(init, on_devices, specs=split)(on_devices)
     block = all_seeds(block, state, np.int32(0), specs=(split, same), donate_argnums=0)
+    if args.diagnostics:  # 50 times, as a singular value decomposition costs as much as hundreds of steps
+        measure = all_seeds(measure, state, np.int32(0), specs=(split, same), donate_argnums=0)
+        blocks_per_measure = blocks_per_point * max(1, len(timesteps) // blocks_per_point // 50)
     meta["compile_seconds"] = time.time() - began
-    if args.resume:
-        state, progress = restore(args.resume, state)
-        meta |= progress
     terminal, previous, saved = sys.stdout.isatty(), None, time.time()
     began = saved - meta["seconds"]
     bar = tqdm(total=int(timesteps[-1]), initial=int([0, *timesteps][meta["block"]]), unit="step", unit_scale=True,
@@ -442,21 +437,24 @@ def main():
         state, mean = block(state, np.int32(index))
         meta["block"] = index + 1
         point = (index + 1) % blocks_per_point == 0
+        if args.diagnostics and (index + 1) % blocks_per_measure == 0:
+            state = measure(state, np.int32(index))
         if processes > 1 and not point:
             continue  # processes look up from training only together
         if previous is not None:  # one block behind, so that the device never waits for the host
             bar.set_postfix_str(f"return {gather(previous).mean():.2f}")
         previous = mean
+        tenths = 10 * bar.n // bar.total
         bar.update(int(timesteps[index]) - bar.n)
-        if lead and not terminal and 10 * (index + 1) // len(timesteps) > 10 * index // len(timesteps):
+        if lead and not terminal and 10 * bar.n // bar.total > tenths:
             print(bar, flush=True)
         if args.track and point:
             means = {name: gather(curve)[:, index // blocks_per_point].mean() for name, curve in state.curves.items()}
-            lead and wandb.log(means, step=int(timesteps[index]))
+            wandb.log(means, step=int(timesteps[index])) if lead else None
         due = args.checkpoint_every_minutes and time.time() - saved > 60 * args.checkpoint_every_minutes
         stopped, due = gather(np.array([[bool(stop), bool(due)]])).any(axis=0)
         if due or stopped and args.checkpoint_every_minutes:
-            progress = dict(crc=checksum(state), seconds=time.time() - began)
+            progress = dict(crc=checksums(state), seconds=time.time() - began)
             with checkpoints((run / "checkpoint").absolute()) as manager:
                 manager.save(meta["block"], args=ocp.args.StandardSave((state, progress)))
             saved = time.time()
@@ -474,7 +472,9 @@ def main():
             save(run / "model.safetensors", to_safetensors(flatten_dict(params, sep="/")))
         last = curves["returns"][:, ends > 0.9 * ends[-1]].mean()
         print(f"mean return over the last 10 %: {last:.2f}; saved in {run}", flush=True)
-    sys.exit(130 if stop else 0)
+    elif lead:
+        print(f"stopped before the first point of the curves; {run} holds no results", flush=True)
+    sys.exit(0 if meta["block"] == len(timesteps) else 130)
 
 if __name__ == "__main__":
     main()
