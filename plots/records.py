@@ -98,17 +98,21 @@ def read_run(folder: Path) -> Run:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
         meta = json.loads(str(arrays.pop("meta")))
-        timesteps, seeds = arrays.pop("timesteps"), arrays.pop("seeds")
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        timesteps, seeds, returns = arrays.pop("timesteps"), arrays.pop("seeds"), arrays["returns"]
+        schema, complete = meta["schema"], meta["complete"]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile,
+            zlib.error) as error:
         fail(f"{path} cannot be read: {error}")
-    if meta.get("schema") != SCHEMA:
-        fail(f"{path} has schema {meta.get('schema')}, but this reader knows only schema {SCHEMA}")
-    if not meta["complete"]:
+    if schema != SCHEMA:
+        fail(f"{path} has schema {schema}, but this reader knows only schema {SCHEMA}")
+    if not complete:
         fail(f"{path} is of a run that did not finish")
+    if len(set(seeds.tolist())) < len(seeds) or (np.diff(timesteps) <= 0).any():
+        fail(f"{path} counts a seed twice, or its timesteps do not rise")
     for name, curve in arrays.items():
         if curve.shape != (len(seeds), len(timesteps)):
             fail(f"{path} has {name} of shape {curve.shape} for {len(seeds)} seeds and {len(timesteps)} timesteps")
-    for seed in seeds[np.isnan(arrays["returns"][:, -1])]:
+    for seed in seeds[np.isnan(returns[:, -1])]:
         fail(f"{path} has no return for seed {seed}: not every environment finished an episode")
     return Run(path, meta, timesteps, seeds, arrays)
 

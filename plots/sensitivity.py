@@ -30,21 +30,23 @@ def main(runs: Positional[list[Path]], out: Path = Path("sensitivity.png"), smoo
     envs = by_env(load(runs))
     rates = sorted({m.args["follower_learning_rate"] for group in envs.values() for m in group if m.args["scorer"]})
     colors = dict(zip(rates, plt.get_cmap("viridis")([0.85 * i / max(1, len(rates) - 1) for i in range(len(rates))])))
+    baselines = list(dict.fromkeys(m.variant for group in envs.values() for m in group if not m.args["scorer"]))
     figure, axes = style.panels(2, len(envs), out, smooth)
     for (top, bottom), (env, group) in zip(axes.T, envs.items()):
         points = {}
         for method in group:
             final = stats.bootstrap(stats.iqm, stats.final_scores(method.timesteps, method.returns))
             rate = method.args["follower_learning_rate"]
-            if rate in points:
+            if rate in points and rate is not None:
                 fail(f"{method.runs[0].path} and another method on {env} have the same follower's rate, {rate}")
             points[rate] = final
             if method.args["scorer"]:
                 look = dict(label=f"Follower's rate {rate_text(rate)}", color=colors[rate])
             else:
-                look = dict(label="Baseline", color=style.BASELINE, linestyle="--")
+                color, dashes = [(style.BASELINE, "--"), *style.OTHERS][baselines.index(method.variant)]
+                look = dict(label=method.variant, color=color, linestyle=dashes)
                 top.axhline(final.value, **look)
-                top.axhspan(final.low, final.high, color=style.BASELINE, alpha=0.2, linewidth=0)
+                top.axhspan(final.low, final.high, color=color, alpha=0.2, linewidth=0)
             estimate = stats.bootstrap(stats.iqm, method.returns)
             style.draw_curve(bottom, method.timesteps, estimate, smooth, **look)
         points = {rate: final for rate, final in points.items() if rate is not None}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import stats
 import tyro
-from paper import ENVS, FINAL, THRESHOLDS
+from paper import ENVS, FINAL, SETTINGS, THRESHOLDS
 from records import Method, by_algorithm, by_env, fail, load
 from tyro.conf import Positional
 
@@ -134,7 +134,7 @@ def speed(methods: list[Method]) -> Table:
         plain = next((method for method in group if not method.args["scorer"]), None)
         for method in group:
             seconds = [run.meta["seconds"] for run in method.runs]
-            machines = {(run.meta["device"], run.meta["num_devices"], len(run.seeds))
+            machines = {(run.meta["device"], run.meta["num_devices"], len(run.seeds), "srank" in run.curves)
                         for run in method.runs + (plain.runs if plain else [])}
             ratio = "N/A"
             if plain and len(machines) == 1:
@@ -144,30 +144,33 @@ def speed(methods: list[Method]) -> Table:
             texts = method.algorithm, method.variant, method.env, f"{np.mean(seconds):,.1f}", where, ratio
             rows.append([Cell(text) for text in texts])
     note = ("Wall-clock seconds of one run without compilation; below 1.00x, faster than the baseline. N/A: no "
-            "baseline, or other devices or another number of seeds at a time.")
+            "baseline, or other devices, another number of seeds at a time, or only one of the two with diagnostics.")
     return Table("Speed", ["Algorithm", "Variant", "Environment", "Seconds", "Run", "Ratio"], rows, note)
 
 
 def paper_against_here(methods: list[Method]) -> Table:
     """The paper's final IQM return beside these runs', with both 95 % intervals."""
-    here = {(method.algorithm, method.variant, method.env): method for method in methods}
+    alike = [m for m in methods if all(m.args.get(name) in accepted for name, accepted in SETTINGS.items())]
     rows = []
     for (algorithm, variant, place), numbers in FINAL.items():
-        for env, (value, half) in zip(ENVS, numbers):
-            if (algorithm, variant, env) not in here:
+        for method in alike:
+            plain = "SCORER" if method.args["scorer"] else "Baseline"
+            if (algorithm, variant) != (method.algorithm, plain) or method.env not in ENVS:
                 continue
-            ours = stats.bootstrap(stats.iqm, scores(here[algorithm, variant, env]))
+            value, half = numbers[ENVS.index(method.env)]
+            ours = stats.bootstrap(stats.iqm, scores(method))
             overlap = "yes" if ours.low <= value + half and ours.high >= value - half else "no"
-            texts = (env, algorithm if place == 1 else f"{algorithm}, second row", variant,
+            texts = (method.env, algorithm if place == 1 else f"{algorithm}, second row", variant,
+                     "bootstrapped" if method.args["bootstrap_at_timeout"] else "as in the paper",
                      f"{value:.2f} [{value - half:.2f}, {value + half:.2f}]",
                      f"{ours.value:.2f} [{ours.low:.2f}, {ours.high:.2f}]", overlap)
             rows.append([Cell(text) for text in texts])
     if not rows:
-        fail(f"{methods[0].runs[0].path} and the other runs are of no method and environment in the paper's table")
+        fail(f"{methods[0].runs[0].path} and the other runs have no method, environment and settings of the paper")
     note = ("Final IQM return with 95 % bootstrap intervals, 30 seeds in the paper, whose interval is its printed "
             "number ± half width. The paper prints two pairs of rows named DQN. SpaceInvaders differs between the "
             "gymnax versions (28 aliens in the paper's 0.0.9, 24 in 1.0.1): compare its ratios, not its returns.")
-    header = ["Environment", "Algorithm", "Variant", "Paper", "Here", "Intervals overlap"]
+    header = ["Environment", "Algorithm", "Variant", "Time-outs", "Paper", "Here", "Intervals overlap"]
     return Table("Paper against here", header, rows, note)
 
 

@@ -18,7 +18,8 @@ import stats  # noqa: E402
 import tables  # noqa: E402
 
 ARGS = dict(env="Breakout-MinAtar", seed=0, num_seeds=3, total_timesteps=1000, scorer=False, follower_loss=None,
-            follower_learning_rate=None, learning_rate=1e-4, batch_size=64, double=False, dueling=False, runs_dir="a")
+            follower_learning_rate=None, learning_rate=1e-4, batch_size=64, double=False, dueling=False, runs_dir="a",
+            bootstrap_at_timeout=True)
 GAME = dict(scorer=True, follower_loss="variance", follower_learning_rate=5e-4)
 
 
@@ -192,6 +193,7 @@ def test_arguments_that_differ_are_in_the_names(tmp_path):
 
 
 @pytest.mark.parametrize("change, words", [
+    (dict(seeds=(0, 0, 1)), "counts a seed twice"),
     (dict(meta=dict(complete=False)), "did not finish"),
     (dict(meta=dict(schema=2)), "schema 2"),
     (dict(curves=dict(srank=np.zeros((3, 5)))), "shape (3, 5)"),
@@ -289,14 +291,17 @@ def test_tables(runs, tmp_path):
 
 
 def test_paper_against_here(tmp_path, capsys):
-    method = records.load([write_run(tmp_path / "a", level=65.0, seeds=(0, 1, 2), **GAME)])
-    rows = [[cell.text for cell in row] for row in tables.paper_against_here(method).rows]
-    assert [row[:4] for row in rows] == [["Breakout-MinAtar", "DQN", "SCORER", "65.69 [63.17, 68.21]"],
-                                         ["Breakout-MinAtar", "DQN, second row", "SCORER", "63.93 [62.07, 65.79]"]]
-    assert rows[0][4].startswith("64.29 [63.29, 65.29]") and [row[5] for row in rows] == ["yes", "yes"]
+    game = GAME | dict(bootstrap_at_timeout=False, leader_decay_power=1.0)
+    like = write_run(tmp_path / "a", level=65.0, seeds=(0, 1, 2), **game)
+    other = write_run(tmp_path / "c", level=20.0, **game | dict(follower_learning_rate=2e-4))  # not the paper's
+    rows = [[cell.text for cell in row] for row in tables.paper_against_here(records.load([like, other])).rows]
+    assert [row[:5] for row in rows] == [
+        ["Breakout-MinAtar", "DQN", "SCORER", "as in the paper", "65.69 [63.17, 68.21]"],
+        ["Breakout-MinAtar", "DQN, second row", "SCORER", "as in the paper", "63.93 [62.07, 65.79]"]]
+    assert rows[0][5].startswith("64.29 [63.29, 65.29]") and [row[6] for row in rows] == ["yes", "yes"]
     with pytest.raises(SystemExit):
         tables.paper_against_here(records.load([write_run(tmp_path / "b", env="CartPole-v1")]))
-    assert "paper's table" in capsys.readouterr().err
+    assert "settings of the paper" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("env, size", [("Breakout-MinAtar", (80, 80)), ("CartPole-v1", (300, 200))])

@@ -467,6 +467,21 @@ def test_epsilon_at_its_steps():
     assert np.all(np.bincount(action[:5].ravel(), minlength=10) > 5000 * 0.05)  # all actions are explored
 
 
+def test_points_of_the_curves():
+    """2,100 updates in blocks of one make 1,050 points of two blocks each; a point holds what its last block found."""
+    init, block, timesteps, blocks_per_point = dqn.make_train(*setup(target_update_interval=4, total_timesteps=8416))
+    assert (len(timesteps), blocks_per_point, timesteps[0], timesteps[-1]) == (2100, 2, 20, 8416)
+    state, block, found = jax.jit(init)(jnp.uint32(0)), jax.jit(block), []
+    assert state.curves["returns"].shape == (1050,) and np.isnan(state.curves["episodes"]).all()
+    for index in range(60):
+        state, mean = block(state, index)
+        found.append((mean, state.episodes))
+    returns, episodes = np.array(found, np.float32)[1::2].T
+    np.testing.assert_array_equal(state.curves["returns"][:30], returns)
+    np.testing.assert_array_equal(state.curves["episodes"][:30], episodes)
+    assert np.isnan(state.curves["episodes"][30:]).all() and np.isfinite(returns[-1]) and episodes[-1] > episodes[0]
+
+
 # -------------------- Seeds
 
 def test_two_seeds_differ():
