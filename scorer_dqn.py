@@ -14,7 +14,6 @@ Paper: Martinez et al., "Stackelberg Coupling of Online Representation Learning 
 # ///
 import difflib, io, json, os, signal, sys, time, zlib
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -35,7 +34,7 @@ from tqdm import tqdm
 
 # ------------------------------ Arguments -----------------------------------------------------------------------------
 Count = Annotated[int, tyro.constructors.PrimitiveConstructorSpec(  # a whole number, also when written as 1e6
-    nargs=1, metavar="INT", instance_from_str=lambda words: int(str(Fraction(words[0]))),
+    nargs=1, metavar="INT", instance_from_str=lambda words: int(repr(float(words[0])).removesuffix(".0")),
     is_instance=lambda x: isinstance(x, int), str_from_instance=lambda x: [str(x)])]
 
 @dataclass
@@ -92,6 +91,7 @@ PRESETS = {  # by environment family, from the paper's tables; the last three on
 }
 
 def fail(message: str):
+    """Ends the program with one sentence on standard error and exit code 2."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 
@@ -106,8 +106,8 @@ def resolve(args: Args):
     args = replace(args, **{name: value for name, value in preset.items() if getattr(args, name) is None})
     limits = dict(
         gamma=(0, 1), epsilon_start=(0, 1), epsilon_end=(0, 1), tau=(1e-9, 1), seed=(0, 2**32 - args.num_seeds),
-        learning_starts=(0, args.total_timesteps - 1), total_timesteps=(1, args.num_envs * 2**30),
-        buffer_size=(-(-args.batch_size // args.num_envs) * args.num_envs, 2**31))
+        learning_starts=(0, args.total_timesteps - 1), total_timesteps=(1, max(1, args.num_envs) * 2**30),
+        buffer_size=(-(-args.batch_size // max(1, args.num_envs)) * args.num_envs, 2**31))
     for name, value in vars(args).items():
         low, high = limits.get(name, (sys.float_info.min, sys.float_info.max))
         if type(value) in (int, float) and not low <= value <= high:

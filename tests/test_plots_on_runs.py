@@ -30,11 +30,13 @@ def runs(tmp_path_factory):
 def test_learning_curves_from_the_command_line(runs, tmp_path):
     """As a reader types it: a picture of some size, where --out says."""
     tool, out = ROOT / "plots" / "learning_curves.py", tmp_path / "figure.png"
-    subprocess.run([sys.executable, tool, runs["baseline"], runs["scorer"], "--out", out], check=True, capture_output=True)
+    command = [sys.executable, tool, runs["baseline"], runs["scorer"], "--out", out]
+    subprocess.run(command, check=True, capture_output=True)
     assert out.stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("tool, names", [("ablations", ("baseline", "scorer", "slow")), ("sensitivity", ("scorer", "slow")),
+@pytest.mark.parametrize("tool, names", [("ablations", ("baseline", "scorer", "slow")),
+                                         ("sensitivity", ("scorer", "slow")),
                                          ("representation", ("baseline", "scorer"))])
 def test_figures(runs, tmp_path, tool, names):
     """A picture of some size."""

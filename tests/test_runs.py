@@ -189,21 +189,16 @@ def test_seeds_beside_others_and_devices(start, folder, pair):
     assert len(set(final)) == 6
 
 
-@pytest.mark.parametrize("launcher", ["variables", "slurm"])
-def test_two_processes(launcher, start, folder, pair):
-    """Two processes on loopback with one seed each, by hand or as Slurm does, write the single process's result."""
+def test_two_processes(start, folder, pair):
+    """Two processes on loopback with one seed each write one result, bit for bit the single process's."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    names = dict(variables=("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"), slurm=("SLURM_NTASKS", "SLURM_PROCID"))[launcher]
-    job = dict(JAX_COORDINATOR_ADDRESS=address)
-    if launcher == "slurm":
-        job |= dict(SLURM_JOB_ID="1", SLURM_STEP_NODELIST="localhost", SLURM_LOCALID="0")
-    processes = [start(*PAIR, "--distributed", "--save-model", "--runs-dir", folder / launcher,
-                       **job | dict(zip(names, ("2", str(process))))) for process in (0, 1)]
+    processes = [start(*PAIR, "--distributed", "--save-model", "--runs-dir", folder / "distributed",
+                       JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(i)) for i in (0, 1)]
     (out, run), other = finish(processes[0]), processes[1].communicate(timeout=60)[0]
     assert processes[1].returncode == 0 and "2 seeds on 2 x cpu" in out and "%|" not in other
-    assert list((folder / launcher).iterdir()) == [run]
+    assert list((folder / "distributed").iterdir()) == [run]
     assert_same_curves(results(run), results(pair[1]))
     model, single = (load_file(path / "model.safetensors") for path in (run, pair[1]))
     assert model.keys() == single.keys() and all(np.array_equal(model[name], single[name]) for name in model)
