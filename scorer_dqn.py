@@ -249,7 +249,7 @@ def make_train(args: Args, env, env_params):
     timesteps = np.arange(first_step + block_steps, first_step + num_updates + 1, block_steps) * args.num_envs
     def optimizer(learning_rate, power=1.0):
         """Adam whose rate falls to exactly 0 over the updates made."""
-        adam = optax.adam(optax.polynomial_schedule(learning_rate, 0.0, power, num_updates))
+        adam = optax.adam(lambda count: learning_rate * (jnp.maximum(num_updates - count, 0) / num_updates) ** power)
         return optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
     leader = optimizer(args.learning_rate, args.leader_decay_power or 1.0)  # the baseline's too
     optimizers = Players(optimizer(args.follower_learning_rate), leader) if args.scorer else leader
