@@ -10,10 +10,11 @@ Paper: Martinez et al., "Stackelberg Coupling of Online Representation Learning 
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["jax>=0.10.2,<0.12", "flax>=0.12.8", "optax>=0.2.8", "chex>=0.1.92", "gymnax==1.0.1", "six>=1.17",
-#   "tyro>=1.0.17", "tqdm>=4.68", "safetensors>=0.8", "orbax-checkpoint>=0.12.8", "wandb>=0.31"]
+#   "tyro>=1.0.17", "tqdm>=4.68", "safetensors>=0.8", "wandb>=0.31"]
 # ///
-import difflib, io, json, os, signal, sys, time, zlib
+import difflib, io, json, os, signal, sys, time
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -24,11 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import tyro
 from flax.traverse_util import flatten_dict
-from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.experimental.multihost_utils import process_allgather
 from safetensors.flax import save as to_safetensors
 from tqdm import tqdm
 
@@ -47,9 +46,10 @@ class Args:
     # The game
     scorer: bool = False  # play the game; without it, the baseline: same layers, one loss, one optimiser
     follower_loss: Literal["variance", "msbe"] | None = None  # the follower's objective (variance)
-    follower_learning_rate: float | None = None  # initial rate of the follower (MinAtar 5e-4, else 3e-4)
+    follower_learning_rate: tuple[float, ...] | None = None  # initial (MinAtar 5e-4, else 3e-4); several: a sweep
     learning_rate: float = 1e-4  # initial rate of the leader, or of the baseline
     leader_decay_power: float | None = None  # the leader's rate falls as (1 - progress)^power (1)
+    ablation: Literal["inverted-roles", "synchronous", "per-layer-lr"] | None = None  # see "Ablations"
     # Algorithm
     double: bool = False  # the online control network chooses the target's action
     dueling: bool = False  # state-value and advantage heads
@@ -76,12 +76,15 @@ class Args:
     save_model: bool = False  # write model.safetensors, all seeds, names perception/... and control/...
     checkpoint_every_minutes: float | None = None  # keep the newest training state, written so often and at Ctrl-C
     resume: Path | None = None  # continue the run in this folder, with its arguments, as a new run
+    compilation_cache: bool = True  # keep compiled programs in the user's cache folder: a second start is quick
     distributed: bool = False  # share the seeds among a job's processes (Slurm, MPI, Kubernetes, or JAX_... variables)
     track: bool = False  # log to Weights & Biases
     wandb_mode: Literal["online", "offline"] = "online"  # offline needs no account; WANDB_PROJECT names the project
 
-OUTPUT = ("runs_dir save_model checkpoint_every_minutes resume distributed track wandb_mode").split()
-PRESETS = {  # by environment family, from the paper's tables; the last three only count with --scorer
+OUTPUT = "runs_dir save_model checkpoint_every_minutes resume compilation_cache distributed track wandb_mode".split()
+NAMED, SHOWN = ("double", "dueling", "scorer"), ("target_update_interval",)  # in a run's name, and at its start
+GAME = ("follower_loss", "follower_learning_rate", "leader_decay_power")  # arguments that the baseline lacks
+PRESETS = {  # by environment family, from the paper's tables
     "MinAtar": dict(total_timesteps=100_000_000, num_envs=128, buffer_size=100_000, learning_starts=10_000,
                     target_update_interval=16_000, max_grad_norm=0.5, l1_norm=True, hidden_dim=128, perception_layers=2,
                     activation="relu", follower_loss="variance", follower_learning_rate=5e-4, leader_decay_power=1.0),
@@ -99,9 +102,13 @@ def resolve(args: Args):
     """args with the environment family's preset where unset, env, env_params; bad input ends in one sentence."""
     import gymnax.wrappers  # starts JAX's devices, so not before main has set them up
     preset = dict(PRESETS["MinAtar" if args.env.endswith("-MinAtar") else "control"])
-    for name in () if args.scorer else ("follower_loss", "follower_learning_rate", "leader_decay_power"):
+    if args.ablation and args.scorer == (args.ablation == "per-layer-lr"):
+        fail(f"--ablation {args.ablation} {'excludes' if args.scorer else 'needs'} --scorer")
+    lacking = {"inverted-roles": (), "synchronous": GAME[:2], "per-layer-lr": GAME[:1]}
+    for name in lacking.get(args.ablation, () if args.scorer else GAME):
         if getattr(args, name) is not None:
-            fail(f"--{name.replace('_', '-')} {getattr(args, name)} needs --scorer: the baseline has no such part")
+            why = f"has no meaning with --ablation {args.ablation}" if args.ablation else "needs --scorer"
+            fail(f"--{name.replace('_', '-')} {getattr(args, name)} {why}")
         del preset[name]
     args = replace(args, **{name: value for name, value in preset.items() if getattr(args, name) is None})
     limits = dict(
@@ -110,17 +117,16 @@ def resolve(args: Args):
         buffer_size=(-(-args.batch_size // max(1, args.num_envs)) * args.num_envs, 2**31))
     for name, value in vars(args).items():
         low, high = limits.get(name, (sys.float_info.min, sys.float_info.max))
-        if type(value) in (int, float) and not low <= value <= high:
-            accepted = f"from {low} to {high}" if name in limits else "positive"
-            fail(f"--{name.replace('_', '-')} {value} must be {accepted}")
+        for number in value if isinstance(value, tuple) else (value,):
+            if type(number) in (int, float) and not low <= number <= high:
+                accepted = f"from {low} to {high}" if name in limits else "positive"
+                fail(f"--{name.replace('_', '-')} {number} must be {accepted}")
     args.target_update_interval = max(1, round(args.target_update_interval / args.num_envs)) * args.num_envs
-    if args.env not in gymnax.registered_envs:
-        near = difflib.get_close_matches(args.env, gymnax.registered_envs, cutoff=0.4) or gymnax.registered_envs
-        fail(f"--env {args.env} is no gymnax environment; near names: {', '.join(near)}")
     try:
         env, env_params = gymnax.make(args.env)
-    except OSError as error:  # one that downloads its data
-        fail(f"--env {args.env} cannot be made here: {error}")
+    except (ValueError, OSError) as error:  # unknown, or one that downloads its data
+        near = difflib.get_close_matches(args.env, gymnax.registered_envs, cutoff=0.4) or gymnax.registered_envs
+        fail(f"--env {args.env} cannot be made ({error}); near names: {', '.join(near)}")
     kinds = [type(space(env_params)).__name__ for space in (env.observation_space, env.action_space)]
     if kinds != ["Box", "Discrete"]:
         fail(f"--env {args.env} has {' and '.join(kinds)} as observation and action space; needed: Box and Discrete")
@@ -179,13 +185,14 @@ def bellman_target(networks, params: Players, target: Players, batch: Transition
     z = networks.perception.apply({"params": target.perception}, batch.next_obs)
     values = networks.control.apply({"params": target.control}, z)
     selector = networks.control.apply({"params": params.control}, z) if double else values
-    best = jnp.take_along_axis(values, selector.argmax(axis=-1, keepdims=True), axis=-1).squeeze(-1)
+    best = jnp.sum(values * jax.nn.one_hot(selector.argmax(axis=-1), values.shape[-1]), axis=-1)
     chex.assert_equal_shape([best, batch.reward, batch.terminated])
     return batch.reward + gamma * (1.0 - batch.terminated) * best
 
 def bellman_error(phi, theta, networks, batch: Transition, target):
     """delta_j = Y_j - Q_theta(f_phi(s_j), a_j), [batch]; the target Y carries no gradient."""
-    q = jnp.take_along_axis(q_values(networks, phi, theta, batch.obs), batch.action[..., None], axis=-1).squeeze(-1)
+    q = q_values(networks, phi, theta, batch.obs)
+    q = jnp.sum(q * jax.nn.one_hot(batch.action, q.shape[-1]), axis=-1)  # a GPU does this faster than a look-up
     chex.assert_equal_shape([q, target])
     return jax.lax.stop_gradient(target) - q
 
@@ -197,17 +204,19 @@ def leader_loss(phi, theta, networks, batch, target):
     """mean_j[delta_j^2], the MSBE over the batch: what control minimises over theta, and the baseline over both."""
     return jnp.mean(jnp.square(bellman_error(phi, theta, networks, batch, target)))
 
-def scorer_update(objective, networks, optimizers: Players, params: Players, opt_state: Players, batch, target):
+def step(player, loss, networks, optimizers: Players, params: Players, opt_state: Players, sample):
+    """One player (0: perception, 1: control) steps on its loss of (batch, target) while the other stands still."""
+    gradient = jax.grad(loss, argnums=player)(*params, networks, *sample)
+    change, new_opt_state = optimizers[player].update(gradient, opt_state[player])
+    return optax.apply_updates(params[player], change), new_opt_state
+
+def scorer_update(objective, networks, optimizers, params: Players, opt_state, batch, target):
     """One round of the game (Algorithm 1, lines 10 to 15): the follower's response, then the leader's step on it.
     Leaves of `batch` and `target` are [2, batch, ...], a sample each; `objective` is the follower's loss."""
-    (phi, theta), (phi_opt, theta_opt) = params, opt_state
     follower, leader = (jax.tree.map(lambda x: x[player], (batch, target)) for player in (0, 1))
-    gradient = jax.grad(objective, argnums=0)(phi, theta, networks, *follower)
-    change, phi_opt = optimizers.perception.update(gradient, phi_opt)
-    phi = optax.apply_updates(phi, change)
-    gradient = jax.grad(leader_loss, argnums=1)(phi, theta, networks, *leader)
-    change, theta_opt = optimizers.control.update(gradient, theta_opt)
-    theta = optax.apply_updates(theta, change)
+    phi, phi_opt = step(0, objective, networks, optimizers, params, opt_state, follower)
+    params = Players(phi, params.control)
+    theta, theta_opt = step(1, leader_loss, networks, optimizers, params, opt_state, leader)
     return Players(phi, theta), Players(phi_opt, theta_opt)
 
 def baseline_update(networks, optimizer, params: Players, opt_state, batch, target):
@@ -216,23 +225,36 @@ def baseline_update(networks, optimizer, params: Players, opt_state, batch, targ
     change, opt_state = optimizer.update(gradient, opt_state)
     return optax.apply_updates(params, change), opt_state
 
+# ------------------------------ Ablations -----------------------------------------------------------------------------
+def ablated_update(inverted, objective, networks, optimizers, params: Players, opt_state, batch, target):
+    """inverted-roles: control responds first, on the follower's loss, then perception leads on the MSBE.
+    synchronous: both step on the MSBE from the same old parameters, each on its own sample."""
+    new, new_opt_state = list(params), list(opt_state)
+    for turn, player in enumerate((1, 0) if inverted else (0, 1)):
+        sample = jax.tree.map(lambda x: x[turn], (batch, target))
+        loss, held = (objective if turn == 0 else leader_loss, new) if inverted else (leader_loss, params)
+        new[player], new_opt_state[player] = step(player, loss, networks, optimizers, held, opt_state, sample)
+    return Players(*new), Players(*new_opt_state)
+
 # ------------------------------ Training ------------------------------------------------------------------------------
 class State(NamedTuple):
     """All of one seed's training, saved whole in a checkpoint; random keys are derived from seed and step."""
     seed: jax.Array
+    follower_rate: jax.Array  # the follower's initial learning rate
     params: Players
     target: Players
     opt_state: Any
     replay: Transition  # ring buffer [rows, num_envs, ...]
+    newest: Transition  # the last step [num_envs, ...], stored with the next: so a GPU acts and learns at the same time
     env_state: Any  # [num_envs, ...]
     obs: jax.Array  # [num_envs, features]
     episodes: jax.Array  # completed so far, by all environments together
     curves: dict  # each [points], NaN ahead of training
 
 def make_train(args: Args, env, env_params):
-    """One seed's training: init(seed) -> State, block(state, index) -> State after that block and its mean return,
-    measure(state, index) -> State with that block's diagnostics, the environment steps at the end of each block, and
-    blocks per point of the curves. A step is one step of all environments, followed by one update."""
+    """One seed's training: init(seed, follower_rate) -> State, block(state, index) -> State after that block and its
+    mean return, measure(state, index) -> State with that block's diagnostics, the environment steps at each block's
+    end, and blocks per point of the curves. A step is one step of all environments beside one update."""
     num_actions = env.action_space(env_params).n
     networks = Players(Perception(args), Control(args, num_actions))
     objective = leader_loss if args.follower_loss == "msbe" else follower_loss
@@ -247,45 +269,52 @@ def make_train(args: Args, env, env_params):
     num_points = -(-steps_left // (block_steps * blocks_per_point))
     num_updates = num_points * blocks_per_point * block_steps
     timesteps = np.arange(first_step + block_steps, first_step + num_updates + 1, block_steps) * args.num_envs
-    def optimizer(learning_rate, power=1.0):
+    clip = optax.clip_by_global_norm(args.max_grad_norm)
+    def adam(learning_rate, power=1.0):
         """Adam whose rate falls to exactly 0 over the updates made."""
-        adam = optax.adam(lambda count: learning_rate * (jnp.maximum(num_updates - count, 0) / num_updates) ** power)
-        return optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
-    leader = optimizer(args.learning_rate, args.leader_decay_power or 1.0)  # the baseline's too
-    optimizers = Players(optimizer(args.follower_learning_rate), leader) if args.scorer else leader
+        return optax.adam(lambda count: learning_rate * (jnp.maximum(num_updates - count, 0) / num_updates) ** power)
+    def optimizers(follower_rate):
+        """Each player's optimiser, with a clip of its own, or the baseline's only one."""
+        fast, slow = adam(follower_rate), adam(args.learning_rate, args.leader_decay_power or 1.0)
+        if args.ablation == "per-layer-lr":
+            slow = optax.partition({"fast": fast, "slow": slow}, Players("fast", "slow"))
+        order = {"inverted-roles": (slow, fast), "synchronous": (slow, slow)}.get(args.ablation, (fast, slow))
+        return Players(*(optax.chain(clip, one) for one in order)) if args.scorer else optax.chain(clip, slow)
+    update = partial(scorer_update, objective) if args.scorer else baseline_update
+    if args.ablation and args.scorer:
+        update = partial(ablated_update, args.ablation == "inverted-roles", objective)
     def random(seed, stream, index=0):
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), index)
     def draw(key, steps):
         """All randomness of `steps` at once (many small random kernels are slow), each leaf [steps, ...]."""
         keys, shape = jax.random.split(key, 4), (len(steps), args.num_envs)
-        held = (jnp.minimum(steps + 1, rows) * args.num_envs)[:, None, None]  # transitions in the replay at each step
+        held = (jnp.minimum(steps, rows) * args.num_envs)[:, None, None]  # transitions in the replay at each step
         return dict(explore=jax.random.uniform(keys[0], shape),
                     action=jax.random.randint(keys[1], shape, 0, num_actions),
                     env=jax.random.split(keys[2], shape),
                     sample=jax.random.randint(keys[3], (len(steps), 1 + args.scorer, args.batch_size), 0, held))
     def act(state: State, step_and_noise):
-        """One epsilon-greedy step in every environment, stored in the replay."""
+        """Stores the newest step in the replay and makes one epsilon-greedy step in every environment."""
         step, noise = step_and_noise
         q = q_values(networks, *state.params, state.obs)  # [num_envs, actions]
         action = jnp.where(noise["explore"] < epsilon(step), noise["action"], q.argmax(axis=-1))
         obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, in_axes=(0, 0, 0, None))(
             noise["env"], state.env_state, action, env_params)
         done = terminated | truncated
-        row = Transition(state.obs, action, reward.astype(jnp.float32), info["final_observation"].astype(obs_dtype),
-                         terminated if args.bootstrap_at_timeout else done)
-        replay = jax.tree.map(lambda ring, x: jax.lax.dynamic_update_index_in_dim(ring, x, step % rows, axis=0),
-                              state.replay, row)
-        return state._replace(replay=replay, env_state=env_state, obs=obs.astype(obs_dtype),
+        newest = Transition(state.obs, action, reward.astype(jnp.float32), info["final_observation"].astype(obs_dtype),
+                            terminated if args.bootstrap_at_timeout else done)
+        replay = jax.tree.map(lambda ring, x: jax.lax.dynamic_update_index_in_dim(ring, x, (step - 1) % rows, axis=0),
+                              state.replay, state.newest)
+        return state._replace(replay=replay, newest=newest, env_state=env_state, obs=obs.astype(obs_dtype),
                               episodes=state.episodes + done.sum()), None
     def sample(state: State, index):
         """Transitions at `index` into the replay, flat over rows and environments, and their Bellman targets."""
         batch = jax.tree.map(lambda ring: ring.reshape(-1, *ring.shape[2:])[index], state.replay)
         return batch, bellman_target(networks, state.params, state.target, batch, args.gamma, args.double)
-    def act_and_learn(state: State, step_and_noise):
+    def act_and_learn(optimizer, state: State, step_and_noise):
         state, _ = act(state, step_and_noise)
         batch, target = sample(state, step_and_noise[1]["sample"])  # [players, batch, ...]
-        update = partial(scorer_update, objective) if args.scorer else baseline_update
-        params, opt_state = update(networks, optimizers, state.params, state.opt_state, batch, target)
+        params, opt_state = update(networks, optimizer, state.params, state.opt_state, batch, target)
         return state._replace(params=params, opt_state=opt_state), None
     def diagnose(params: Players, batch, target) -> dict:
         """Losses and representation on transitions of the replay, [2048]."""
@@ -302,25 +331,27 @@ def make_train(args: Args, env, env_params):
         point = index // blocks_per_point
         return state._replace(curves=state.curves | {n: state.curves[n].at[point].set(v) for n, v in values.items()})
     def measure(state: State, index) -> State:
-        held = jnp.minimum(first_step + (index + 1) * block_steps, rows) * args.num_envs
+        held = jnp.minimum(first_step + (index + 1) * block_steps - 1, rows) * args.num_envs
         chosen = jax.random.randint(random(state.seed, 2, index), (2048,), 0, held)
         return note(state, index, diagnose(state.params, *sample(state, chosen)))
-    def init(seed) -> State:
+    def init(seed, follower_rate) -> State:
         reset_key, phi_key, theta_key, noise_key = jax.random.split(random(seed, 0), 4)
         obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(reset_key, args.num_envs), env_params)
         obs, steps, zeros = obs.astype(obs_dtype), jnp.arange(first_step), jnp.zeros(args.num_envs)
         z, phi = networks.perception.init_with_output(phi_key, obs)
         params = Players(phi["params"], networks.control.init(theta_key, z)["params"])
-        opt_state = Players(*(o.init(p) for o, p in zip(optimizers, params))) if args.scorer else leader.init(params)
+        optimizer = optimizers(follower_rate)
+        opt_state = Players(*map(lambda o, p: o.init(p), optimizer, params)) if args.scorer else optimizer.init(params)
         row = Transition(obs, zeros.astype(int), zeros, obs, zeros.astype(bool))
         replay = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape), x.dtype), row)
-        state = State(seed, params, params, opt_state, replay, env_state, obs, jnp.int32(0), {})
+        state = State(seed, follower_rate, params, params, opt_state, replay, row, env_state, obs, jnp.int32(0), {})
         extra = jax.eval_shape(diagnose, params, *sample(state, steps)) if args.diagnostics else ()
         curves = {name: jnp.full(num_points, jnp.nan) for name in ("returns", "episodes", *extra)}
         return jax.lax.scan(act, state._replace(curves=curves), (steps, draw(noise_key, steps)))[0]
     def block(state: State, index):
         steps = first_step + index * block_steps + jnp.arange(block_steps)
-        state, _ = jax.lax.scan(act_and_learn, state, (steps, draw(random(state.seed, 1, index), steps)))
+        learn = partial(act_and_learn, optimizers(state.follower_rate))
+        state, _ = jax.lax.scan(learn, state, (steps, draw(random(state.seed, 1, index), steps)))
         due = (index + 1) * block_steps % period == 0
         moved = optax.incremental_update(state.params, state.target, args.tau)
         state = state._replace(target=jax.tree.map(lambda new, old: jnp.where(due, new, old), moved, state.target))
@@ -333,31 +364,25 @@ def make_train(args: Args, env, env_params):
 # A step is some 100 small GPU kernels: let the GPU run the whole loop by itself, and independent kernels side by side.
 GPU_FLAGS = "--xla_gpu_enable_command_buffer=+WHILE --xla_gpu_command_buffer_scheduling_mode=CONCURRENT "
 gather = partial(process_allgather, tiled=True)  # device arrays [seeds, ...] of all processes -> numpy
-checkpoints = partial(ocp.CheckpointManager, options=ocp.CheckpointManagerOptions(max_to_keep=1))  # moves, then removes
 
-def save(path: Path, content: bytes):
-    """Written under a temporary name, then moved: what stands at `path` is whole."""
+def save(path: Path, write):
+    """`write(file)` under a temporary name, then moved: what stands at `path` is whole."""
     partial_path = path.with_name(path.name + ".partial")
-    partial_path.write_bytes(content)
+    with open(partial_path, "wb") as file:
+        write(file)
     partial_path.rename(path)
 
-def checksums(state) -> np.ndarray:
-    """CRC-32 of each seed's part of the state, [seeds] of all processes."""
-    leaves = [np.concatenate([shard.data for shard in leaf.addressable_shards]) for leaf in jax.tree.leaves(state)]
-    return gather(np.array([zlib.crc32(b"".join(x.tobytes() for x in part)) for part in zip(*leaves)], np.uint32))
-
-def restore(run: Path, like):
-    """State and progress from the newest checkpoint of a run, shaped and split like `like`, or one sentence."""
+def restore(path: Path, like):
+    """State (split as `like`), blocks done and seconds of a checkpoint, or one sentence. NumPy checks its CRC-32s."""
     try:
-        with checkpoints((run / "checkpoint").resolve(strict=True)) as manager:
-            progress = dict(crc=jax.ShapeDtypeStruct(like.seed.shape, np.uint32), seconds=0.0)
-            block, wanted = manager.latest_step(), ocp.args.StandardRestore((like, progress))
-            state, progress = manager.restore(block, args=wanted)
-        if not np.array_equal(checksums(state), progress["crc"]):
-            raise ValueError("it was changed after it had been written")
-        return state, dict(block=block, seconds=progress["seconds"])
+        with np.load(path) as file:
+            *leaves, done, seconds = (file[name] for name in file.files)
+        state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        chex.assert_trees_all_equal_shapes_and_dtypes(state, like)
+        state = jax.tree.map(lambda x, wanted: jax.device_put(x, wanted.sharding), state, like)
+        return state, int(done), float(seconds)
     except Exception as error:  # a damaged file may raise anything
-        fail(f"--resume {run} holds no usable checkpoint of this script: " + str(error).partition("\n")[0])
+        fail(f"--resume {path} is no usable checkpoint of this script: " + str(error).strip().partition("\n")[0])
 
 def main():
     args = tyro.cli(Args, description=__doc__)
@@ -371,73 +396,82 @@ def main():
             fail(f"--resume {args.resume} is not a run of this script: {error}")
     os.environ["XLA_FLAGS"] = GPU_FLAGS + os.environ.get("XLA_FLAGS", "")
     if "device_count" not in os.environ["XLA_FLAGS"]:
-        jax.config.update("jax_num_cpu_devices", min(max(1, args.num_seeds), 64))  # without a GPU, a thread per seed
+        members = max(1, args.num_seeds) * np.size(args.follower_learning_rate)
+        jax.config.update("jax_num_cpu_devices", min(members, 64))  # without a GPU, a thread per seed
+    if args.compilation_cache and not jax.config.jax_compilation_cache_dir:
+        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        jax.config.update("jax_compilation_cache_dir", str(Path(caches, "scorer")))
     if args.distributed:
-        ids = {name: int(os.environ[f"JAX_{name.upper()}"]) for name in ("num_processes", "process_id")
-               if f"JAX_{name.upper()}" in os.environ}
+        given = {name: os.environ.get(f"JAX_{name.upper()}") for name in ("num_processes", "process_id")}
         try:
-            jax.distributed.initialize(**ids)
+            jax.distributed.initialize(**{name: int(value) for name, value in given.items() if value})
         except (ValueError, RuntimeError) as error:
             fail(f"--distributed finds no cluster and no JAX_COORDINATOR_ADDRESS and so on: {error}")
     args, env, env_params = resolve(args)
     init, block, measure, timesteps, blocks_per_point = make_train(args, env, env_params)
-    processes, lead = jax.process_count(), jax.process_index() == 0
-    if args.num_seeds % processes:
-        fail(f"--num-seeds {args.num_seeds} must be a multiple of the number of processes, {processes}")
-    width = max(n for n in range(1, jax.local_device_count() + 1) if args.num_seeds // processes % n == 0)
-    devices = np.array(jax.devices()).reshape(processes, -1)[:, :width].ravel()
-    mesh, split, same = Mesh(devices, "seeds"), PartitionSpec("seeds"), PartitionSpec()
+    rates = np.atleast_1d(args.follower_learning_rate or 0.0)  # several: a sweep, every rate's seeds side by side
+    if len(rates) > 1 and (len({*rates}) < len(rates) or args.checkpoint_every_minutes or args.track):
+        fail("--follower-learning-rate with several values needs different ones, no checkpoints and no --track")
     seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.uint32)
-    on_devices = jax.device_put(seeds, NamedSharding(mesh, split))
-    together = None if devices[0].platform == "cpu" else args.num_seeds // len(devices)  # CPUs batch environments badly
+    processes, lead = jax.process_count(), jax.process_index() == 0
+    share, rest = divmod(len(seeds) * len(rates), processes)
+    if rest:
+        fail(f"--num-seeds {args.num_seeds} must be a multiple of the number of processes, {processes}")
+    width = max(n for n in range(1, jax.local_device_count() + 1) if share % n == 0)
+    devices = np.array(jax.devices()).reshape(processes, -1)[:, :width].ravel()
+    mesh, split, same = jax.sharding.Mesh(devices, "seeds"), jax.P("seeds"), jax.P()
+    together = None if devices[0].platform == "cpu" else share // width  # CPUs batch environments badly
     def all_seeds(function, *values, specs, **options):  # devices split the seeds and never communicate
         def part(seeds, *index):
             return jax.lax.map(lambda seed: function(seed, *index), seeds, batch_size=together)
-        part = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)
-        return jax.jit(part, **options).lower(*values).compile()
-    progress = dict(block=0, seconds=0.0)
+        mapped = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)
+        return jax.jit(mapped, **options).lower(*values).compile()
+    members = np.tile(seeds, len(rates)), np.repeat(rates.astype(np.float32), len(seeds))
+    members = jax.device_put(members, jax.NamedSharding(mesh, split))
+    done, seconds = 0, 0.0
     if args.resume:
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_devices.sharding),
-                            jax.eval_shape(jax.vmap(init), on_devices))
-        state, progress = restore(args.resume, like)
-    words = dict(double=args.double, dueling=args.dueling, msbe=args.follower_loss == "msbe", scorer=args.scorer)
-    variant = "-".join([name for name, present in words.items() if present] + ["baseline"] * (not args.scorer))
-    now = broadcast_one_to_all(np.array(divmod(time.time_ns() // 1000, 10**6), np.uint32))  # seconds, microseconds
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now[0]))}-{now[1]:06d}"
-    run = args.runs_dir / f"{Path(__file__).stem}__{args.env}__{variant}__s{args.seed}__{stamp}"
-    meta = dict(schema=1, script=Path(__file__).stem, args=json.loads(json.dumps(vars(args), default=str)),
-                **progress, device=devices[0].device_kind, num_devices=len(devices),
-                versions={name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "gymnax")})
+        like = jax.eval_shape(jax.vmap(init), *members)
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=members[0].sharding), like)
+        state, done, seconds = restore(args.resume / "checkpoint.npz", like)
+    parts = [name for name in NAMED if getattr(args, name)] + ["baseline"] * (not args.scorer)
+    parts += ["msbe"] * (args.follower_loss == "msbe") + [args.ablation] * bool(args.ablation)
+    args_of = [json.loads(json.dumps(vars(args) | dict(follower_learning_rate=rate or None), default=str))
+               for rate in rates.tolist()]  # each run's
+    names = ["-".join(parts + [f"follower{rate:g}"] * (len(rates) > 1)) for rate in rates]
+    stem, now = Path(__file__).stem, f"{datetime.now():%Y%m%d-%H%M%S-%f}"
+    runs = [args.runs_dir / f"{stem}__{args.env}__{name}__s{args.seed}__{now}" for name in names]
     if lead:
         try:
-            run.mkdir(parents=True)
-            save(run / "args.json", json.dumps(meta["args"], indent=2).encode())
+            for run, its_args in zip(runs, args_of):
+                run.mkdir(parents=True)
+                save(run / "args.json", lambda file: file.write(json.dumps(its_args, indent=2).encode()))
         except OSError as error:
             fail(f"--runs-dir {args.runs_dir} cannot take a new run: {error}")
-        print(f"{run}\n{timesteps[-1]:,} environment steps, a target update every {args.target_update_interval:,}; "
-              f"{args.num_seeds} seeds on {len(devices)} x {meta['device']}; compiling", flush=True)
+        shown = ", ".join(f"{name.replace('_', ' ')} {getattr(args, name):,}" for name in SHOWN)
+        print(*runs, f"{timesteps[-1]:,} environment steps, {shown}; {len(members[0])} seeds on {len(devices)} x "
+              f"{devices[0].device_kind}; compiling", sep="\n", flush=True)
     if lead and args.track:
         import wandb  # slow to import
-        wandb.init(mode=args.wandb_mode, name=run.name, config=meta["args"])
+        wandb.init(mode=args.wandb_mode, name=runs[0].name, config=args_of[0])
     stop = []
     signal.signal(signal.SIGINT, lambda *_: sys.exit(130) if stop else stop.append(True))
     began = time.time()
     if not args.resume:
-        state = all_seeds(init, on_devices, specs=split)(on_devices)
+        state = all_seeds(lambda member: init(*member), members, specs=split)(members)
     block = all_seeds(block, state, np.int32(0), specs=(split, same), donate_argnums=0)
     if args.diagnostics:  # 50 times, as a singular value decomposition costs as much as hundreds of steps
         measure = all_seeds(measure, state, np.int32(0), specs=(split, same), donate_argnums=0)
         blocks_per_measure = blocks_per_point * max(1, len(timesteps) // blocks_per_point // 50)
-    meta["compile_seconds"] = time.time() - began
+    compile_seconds = time.time() - began
     terminal, previous, saved = sys.stdout.isatty(), None, time.time()
-    began = saved - meta["seconds"]
-    bar = tqdm(total=int(timesteps[-1]), initial=int([0, *timesteps][meta["block"]]), unit="step", unit_scale=True,
+    began = saved - seconds
+    bar = tqdm(total=int(timesteps[-1]), initial=int([0, *timesteps][done]), unit="step", unit_scale=True,
                disable=not lead, file=sys.stdout if terminal else io.StringIO())
-    for index in range(meta["block"], len(timesteps)):
+    for index in range(done, len(timesteps)):
         state, mean = block(state, np.int32(index))
-        meta["block"] = index + 1
-        point = (index + 1) % blocks_per_point == 0
-        if args.diagnostics and (index + 1) % blocks_per_measure == 0:
+        done = index + 1
+        point = done % blocks_per_point == 0
+        if args.diagnostics and done % blocks_per_measure == 0:
             state = measure(state, np.int32(index))
         if processes > 1 and not point:
             continue  # processes look up from training only together
@@ -454,27 +488,31 @@ def main():
         due = args.checkpoint_every_minutes and time.time() - saved > 60 * args.checkpoint_every_minutes
         stopped, due = gather(np.array([[bool(stop), bool(due)]])).any(axis=0)
         if due or stopped and args.checkpoint_every_minutes:
-            progress = dict(crc=checksums(state), seconds=time.time() - began)
-            with checkpoints((run / "checkpoint").absolute()) as manager:
-                manager.save(meta["block"], args=ocp.args.StandardSave((state, progress)))
+            leaves = jax.tree.leaves((gather(state), done, time.time() - began))
+            save(runs[0] / "checkpoint.npz", lambda file: np.savez(file, *leaves)) if lead else None
             saved = time.time()
         if stopped:
             break
     bar.close()
-    ends = timesteps[blocks_per_point - 1 : meta["block"] : blocks_per_point]  # of whole points
+    ends = timesteps[blocks_per_point - 1 : done : blocks_per_point]  # of whole points
     curves = {name: curve[:, : len(ends)] for name, curve in gather(state.curves).items()}
-    params = gather(state.params)._asdict() if args.save_model else {}
-    if lead and len(ends):
-        meta |= dict(seconds=time.time() - began, complete=meta["block"] == len(timesteps))
-        np.savez_compressed(file := io.BytesIO(), timesteps=ends, seeds=seeds, meta=json.dumps(meta), **curves)
-        save(run / "results.npz", file.getvalue())
+    params = gather(flatten_dict(state.params._asdict(), sep="/")) if args.save_model else {}
+    meta = dict(schema=1, script=stem, device=devices[0].device_kind, num_devices=len(devices),
+                seconds=time.time() - began, compile_seconds=compile_seconds, complete=done == len(timesteps),
+                versions={name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "gymnax")})
+    for number, run in enumerate(runs if lead and len(ends) else []):
+        mine = slice(number * len(seeds), (number + 1) * len(seeds))
+        record = {name: curve[mine] for name, curve in curves.items()} | dict(timesteps=ends, seeds=seeds)
+        record["meta"] = json.dumps(meta | dict(args=args_of[number]))
+        save(run / "results.npz", lambda file: np.savez_compressed(file, **record))
         if params:
-            save(run / "model.safetensors", to_safetensors(flatten_dict(params, sep="/")))
-        last = curves["returns"][:, ends > 0.9 * ends[-1]].mean()
+            model = {name: value[mine] for name, value in params.items()}
+            save(run / "model.safetensors", lambda file: file.write(to_safetensors(model)))
+        last = record["returns"][:, ends > 0.9 * ends[-1]].mean()
         print(f"mean return over the last 10 %: {last:.2f}; saved in {run}", flush=True)
-    elif lead:
-        print(f"stopped before the first point of the curves; {run} holds no results", flush=True)
-    sys.exit(0 if meta["block"] == len(timesteps) else 130)
+    if lead and not len(ends):
+        print(f"stopped before the first point of the curves; {runs[0]} holds no results", flush=True)
+    sys.exit(0 if done == len(timesteps) else 130)
 
 if __name__ == "__main__":
     main()

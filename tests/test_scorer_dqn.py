@@ -42,28 +42,31 @@ def setup(env=None, env_params=None, **args):
     return args, wrapped, env_params or (env.default_params if env else usual_params)
 
 
+def make_train(args, env, env_params):
+    """The script's make_train, with the follower's rate that args has in init."""
+    init, *others = dqn.make_train(args, env, env_params)
+    return lambda seed: init(seed, jnp.float32(args.follower_learning_rate or 0.0)), *others
+
+
 def tree_equal(a, b) -> bool:
     """Bit for bit."""
     return jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(np.asarray(x), np.asarray(y)), a, b))
 
 
 def trace(monkeypatch, **args):
-    """What one block hands to its update, without running it: networks, optimisers, objective, params, opt_state."""
+    """What one block hands to its update, which does nothing: networks, optimisers, the game's further arguments."""
     seen = {}
 
-    def scorer_update(objective, networks, optimizers, params, opt_state, batch, target):
-        seen.update(objective=objective, networks=networks, optimizers=optimizers, batch=batch)
-        return params, opt_state
-
-    def baseline_update(networks, optimizer, params, opt_state, batch, target):
-        seen.update(networks=networks, optimizers=optimizer, batch=batch)
+    def watch(*arguments):
+        *first, networks, optimizers, params, opt_state, batch, target = arguments
+        seen.update(first=first, networks=networks, optimizers=optimizers)
         return params, opt_state
 
     with monkeypatch.context() as patch:
-        patch.setattr(dqn, "scorer_update", scorer_update)
-        patch.setattr(dqn, "baseline_update", baseline_update)
-        init, block, *_, timesteps, _ = dqn.make_train(*setup(**args))
-        jax.eval_shape(lambda seed: block(init(seed), 0), jnp.uint32(0))
+        for name in ("scorer_update", "baseline_update", "ablated_update"):
+            patch.setattr(dqn, name, partial(lambda name, *rest: (seen.update(name=name), watch(*rest))[1], name))
+        init, block, *_, timesteps, _ = make_train(*setup(**args))
+        block(jax.jit(init)(jnp.uint32(0)), 0)
     args = setup(**args)[0]
     seen["num_updates"] = (timesteps[-1] - (timesteps[0] - (timesteps[1] - timesteps[0]))) // args.num_envs
     return SimpleNamespace(**seen, args=args)
@@ -165,6 +168,79 @@ def test_a_silent_broadcast_is_refused():
         dqn.leader_loss(*params, PLAYERS, dqn.Transition(*(x[0] for x in batch)), target[0][:, None])
 
 
+# -------------------- Ablations
+
+def plain_step(loss, player, params, sample, target):
+    """Parameters of one player after a gradient step of size 1."""
+    gradient = jax.grad(loss, argnums=player)(*params, PLAYERS, sample, target)
+    return jax.tree.map(lambda p, g: p - g, params[player], gradient)
+
+
+def assert_close(a, b):
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), a, b)
+
+
+@pytest.mark.parametrize("objective", [dqn.follower_loss, dqn.leader_loss])
+def test_inverted_roles(objective):
+    """Control moves first, on the loss of sample 0; then perception, on the MSBE of sample 1 at the new theta."""
+    params, batch, target = game(PLAYERS)
+    opt_state = dqn.Players(*map(STEP.init, params))
+    after, _ = dqn.ablated_update(True, objective, PLAYERS, (STEP, STEP), params, opt_state, batch, target)
+    first, second = (dqn.Transition(*(x[i] for x in batch)) for i in (0, 1))
+    theta = plain_step(objective, 1, params, first, target[0])
+    phi = plain_step(dqn.leader_loss, 0, dqn.Players(params.perception, theta), second, target[1])
+    assert_close(tuple(after), (phi, theta))
+    stale = plain_step(dqn.leader_loss, 0, params, second, target[1])
+    assert max(abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (stale, phi)))) > 1e-3
+
+
+def test_synchronous():
+    """Both players step on the MSBE from the old parameters, each on its own sample, whatever the objective."""
+    params, batch, target = game(PLAYERS)
+    opt_state = dqn.Players(*map(STEP.init, params))
+    after, _ = dqn.ablated_update(False, dqn.follower_loss, PLAYERS, (STEP, STEP), params, opt_state, batch, target)
+    first, second = (dqn.Transition(*(x[i] for x in batch)) for i in (0, 1))
+    assert_close(tuple(after), tuple(plain_step(dqn.leader_loss, player, params, sample, target[player])
+                                     for player, sample in ((0, first), (1, second))))
+
+
+def test_synchronous_on_one_batch_is_the_baseline(monkeypatch):
+    """With the two samples alike and no clip, three synchronous updates are three of the baseline."""
+    runs = [trace(monkeypatch, max_grad_norm=1e9, learning_rate=0.01, **options)
+            for options in (dict(scorer=True, ablation="synchronous"), {})]
+    params, batch, target = game(runs[0].networks)
+    batch, target = jax.tree.map(lambda x: np.stack([x[0], x[0]]), (batch, target))
+    both, single = params, params
+    opt_state = dqn.Players(*(o.init(p) for o, p in zip(runs[0].optimizers, params)))
+    single_state = runs[1].optimizers.init(params)
+    for _ in range(3):
+        both, opt_state = dqn.ablated_update(
+            *runs[0].first, runs[0].networks, runs[0].optimizers, both, opt_state, batch, target)
+        single, single_state = dqn.baseline_update(
+            runs[1].networks, runs[1].optimizers, single, single_state, *jax.tree.map(lambda x: x[:1], (batch, target)))
+    assert_close(tuple(both), tuple(single))
+    assert not tree_equal(both.perception, params.perception)
+
+
+@pytest.mark.parametrize("ablation, name, first, rates", [
+    (None, "scorer_update", [dqn.follower_loss], (0.03, 0.01)),
+    ("inverted-roles", "ablated_update", [True, dqn.follower_loss], (0.01, 0.03)),
+    ("synchronous", "ablated_update", [False, dqn.follower_loss], (0.01, 0.01)),
+    ("per-layer-lr", "baseline_update", [], (0.03, 0.01))])
+def test_rates_and_update_of_each_ablation(ablation, name, first, rates, monkeypatch):
+    """Which update is played, and at which rates perception and control move: Adam's first step is its rate."""
+    rate = {} if ablation == "synchronous" else dict(follower_learning_rate=0.03)
+    run = trace(monkeypatch, scorer=ablation != "per-layer-lr", ablation=ablation, learning_rate=0.01, **rate)
+    assert (run.name, run.first) == (name, first)
+    params = dqn.Players(jnp.ones(3), jnp.ones(2))
+    if name == "baseline_update":
+        change, _ = run.optimizers.update(params, run.optimizers.init(params))
+    else:
+        change = [o.update(p, o.init(p))[0] for o, p in zip(run.optimizers, params)]
+    for moved, rate in zip(change, rates):
+        np.testing.assert_allclose(moved, -rate, rtol=1e-4)
+
+
 class Adam:
     """Adam behind a global-norm clip, its rate falling as (1 - updates / total)^power, written out."""
 
@@ -177,10 +253,11 @@ class Adam:
         gradient = jax.tree.map(lambda g: g * min(1.0, self.clip / norm), gradient)
         self.first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, self.first, gradient)
         self.second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g**2, self.second, gradient)
-        rate = self.rate * (1 - self.count / self.total) ** self.power
+        left = (1 - self.count / self.total) ** self.power
         self.count += 1
-        return jax.tree.map(lambda p, m, v: p - rate * (m / (1 - 0.9**self.count)) / (
-            np.sqrt(v / (1 - 0.999**self.count)) + 1e-8), params, self.first, self.second)
+        rate = jax.tree.map(lambda p: self.rate, params) if isinstance(self.rate, float) else self.rate
+        return jax.tree.map(lambda p, m, v, rate: p - rate * left * (m / (1 - 0.9**self.count)) / (
+            np.sqrt(v / (1 - 0.999**self.count)) + 1e-8), params, self.first, self.second, rate)
 
 
 def reference_delta(phi, theta, batch, target):
@@ -193,17 +270,22 @@ def reference_delta(phi, theta, batch, target):
     return target - jnp.where(batch.action == 1, q[:, 1], q[:, 0])
 
 
-@pytest.mark.parametrize("kind", ["baseline", "scorer", "msbe"])
+@pytest.mark.parametrize("kind", ["baseline", "scorer", "msbe", "per_layer"])
 def test_three_updates_against_a_reference(kind, monkeypatch):
     """Three updates with the script's own optimisers equal those of an Adam and losses written out here."""
     variants = dict(baseline={}, scorer=dict(scorer=True, follower_learning_rate=0.03, leader_decay_power=1.5),
-                    msbe=dict(scorer=True, follower_learning_rate=0.03, follower_loss="msbe"))
+                    msbe=dict(scorer=True, follower_learning_rate=0.03, follower_loss="msbe"),
+                    per_layer=dict(ablation="per-layer-lr", follower_learning_rate=0.03))
     run = trace(monkeypatch, learning_rate=0.01, **variants[kind])
     params, batch, target = game(run.networks)
     batch, target = batch._replace(obs=3 * batch.obs), 3 * target  # gradients that the clip cuts
     phi, theta = expected = jax.tree.map(np.asarray, params)
-    if kind == "baseline":
-        adam, opt_state = Adam(expected, 0.01, 0.3, run.num_updates), run.optimizers.init(params)
+    alone = kind in ("baseline", "per_layer")
+    if alone:
+        rates = (0.03 if kind == "per_layer" else 0.01, 0.01)  # one clip for both
+        adam = Adam(expected, dqn.Players(*(jax.tree.map(lambda _: rate, p) for rate, p in zip(rates, expected))),
+                    0.3, run.num_updates)
+        opt_state = run.optimizers.init(params)
     else:
         followers = Adam(phi, 0.03, 0.3, run.num_updates)
         leaders = Adam(theta, 0.01, 0.3, run.num_updates, run.args.leader_decay_power)
@@ -221,13 +303,13 @@ def test_three_updates_against_a_reference(kind, monkeypatch):
         return jnp.mean(reference_delta(*params, follower, target[0]) ** 2)
 
     for _ in range(3):
-        if kind == "baseline":
+        if alone:
             only = jax.tree.map(lambda x: x[:1], batch)
             params, opt_state = dqn.baseline_update(run.networks, run.optimizers, params, opt_state, only, target[:1])
             phi, theta = expected = adam.step(expected, jax.grad(baseline_objective)(expected))
         else:
             params, opt_state = dqn.scorer_update(
-                run.objective, run.networks, run.optimizers, params, opt_state, batch, target)
+                *run.first, run.networks, run.optimizers, params, opt_state, batch, target)
             phi = followers.step(phi, jax.grad(follower_objective)(phi, theta))
             theta = leaders.step(theta, jax.grad(leader_objective)(theta, phi))
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-6), tuple(params), (phi, theta))
@@ -236,7 +318,7 @@ def test_three_updates_against_a_reference(kind, monkeypatch):
 def test_parity_of_baseline_and_scorer():
     """The same seed gives both the same parameters, hence Q-values, and the same experience before learning."""
     for options in {}, dict(dueling=True):
-        inits = [dqn.make_train(*setup(scorer=scorer, **options))[0] for scorer in (False, True)]
+        inits = [make_train(*setup(scorer=scorer, **options))[0] for scorer in (False, True)]
         states = [jax.jit(init)(jnp.uint32(3)) for init in inits]
         count = [sum(leaf.size for leaf in jax.tree.leaves(state.params)) for state in states]
         # 4 x 8 + 8, 8 x 8 + 8, 8 x 2 + 2, and with dueling 8 x 1 + 1
@@ -323,10 +405,10 @@ class Counter(environment.Environment):
 
 
 def play_only(steps, env, env_params, **args):
-    """The state after `steps` steps of acting, before any update."""
-    args = dict(num_envs=2, buffer_size=2 * steps, batch_size=1, learning_starts=2 * steps) | args
+    """The state after acting, before any update, when `steps` steps are in the replay and one is still to be stored."""
+    args = dict(num_envs=2, buffer_size=2 * steps, batch_size=1, learning_starts=2 * (steps + 1)) | args
     args["total_timesteps"] = args["learning_starts"] + 1000
-    return jax.jit(dqn.make_train(*setup(env, env_params, **args))[0])(jnp.uint32(0))
+    return jax.jit(make_train(*setup(env, env_params, **args))[0])(jnp.uint32(0))
 
 
 @pytest.mark.parametrize("bootstrap", [True, False])
@@ -375,7 +457,7 @@ def test_samples_are_held_and_independent(monkeypatch):
         return params, opt_state
 
     monkeypatch.setattr(dqn, "scorer_update", update)
-    init, block, *_, timesteps, _ = dqn.make_train(*setup(
+    init, block, *_, timesteps, _ = make_train(*setup(
         Counter(), Limit(), scorer=True, num_envs=2, learning_starts=6, buffer_size=30, batch_size=16,
         total_timesteps=60, target_update_interval=54))
     state, block = jax.jit(init)(jnp.uint32(0)), jax.jit(block)
@@ -383,7 +465,7 @@ def test_samples_are_held_and_independent(monkeypatch):
         state, _ = block(state, index)
     jax.effects_barrier()
     samples = np.array(samples)[..., 0]  # [updates, players, batch]
-    newest = 4 + np.arange(len(samples))  # 3 steps are made before learning, and one before the first update
+    newest = 3 + np.arange(len(samples))  # 3 steps are stored before the first update; the fourth is made beside it
     assert len(samples) == 27 and samples.shape[1:] == (2, 16)
     assert np.all(samples >= np.maximum(1, newest - 14)[:, None, None]) and np.all(samples <= newest[:, None, None])
     assert np.any(samples == newest[:, None, None]) and np.any(samples[-1] == newest[-1] - 14)
@@ -394,7 +476,7 @@ def test_samples_are_held_and_independent(monkeypatch):
 @pytest.mark.parametrize("name, features, gib", [("Breakout", 400, 2.5), ("Seaquest", 1000, 6.0)])
 def test_replay_memory(name, features, gib):
     """The replay of 30 seeds, binary observations as bool: 30 x 1e5 x (2 x features + 9) bytes."""
-    init = dqn.make_train(*dqn.resolve(dqn.Args(env=f"{name}-MinAtar", scorer=True)))[0]
+    init = make_train(*dqn.resolve(dqn.Args(env=f"{name}-MinAtar", scorer=True)))[0]
     replay = jax.eval_shape(jax.vmap(init), jax.ShapeDtypeStruct((30,), jnp.uint32)).replay
     assert replay.obs.dtype == replay.next_obs.dtype == bool
     assert replay.obs.shape == (30, 781, 128, features)  # 1e5 // 128 rows
@@ -428,7 +510,7 @@ def test_learning_rates_end_at_zero(power, monkeypatch, optimized):
 def test_target_networks_change_on_schedule(options, kinds):
     """Bit for bit the old ones until the period is over, then the online ones (or tau of the way to them)."""
     args, *env = setup(learning_rate=0.01, **options)
-    init, block, *_, timesteps, _ = dqn.make_train(args, *env)
+    init, block, *_, timesteps, _ = make_train(args, *env)
     state, block = jax.jit(init)(jnp.uint32(0)), jax.jit(block)
     assert tree_equal(state.target, state.params)
     period, found = max(1, options["target_update_interval"] // 4), set()
@@ -452,11 +534,11 @@ def test_epsilon_at_its_steps():
     20 steps, of which the 10 before learning are a part."""
     args = dict(num_envs=1000, learning_starts=10_000, total_timesteps=30_000, buffer_size=30_000, epsilon_start=0.8,
                 epsilon_end=0.0, epsilon_steps=20_000, learning_rate=1e-30, target_update_interval=20_000)
-    init, block, *_, timesteps, _ = dqn.make_train(*setup(Counter(10), Limit(1), **args))  # observes 1, always
+    init, block, *_, timesteps, _ = make_train(*setup(Counter(10), Limit(1), **args))  # observes 1, always
     state, block = jax.jit(init)(jnp.uint32(0)), jax.jit(block)
     for index in range(len(timesteps)):
         state, _ = block(state, index)
-    action = np.asarray(state.replay.action)  # [step, environments]
+    action = np.concatenate([state.replay.action[:-1], state.newest.action[None]])  # [step, environments]
     greedy = action[-1, 0]
     others = (action != greedy).mean(axis=1)
     expected = 0.9 * 0.8 * np.maximum(0, 1 - np.arange(30) / 20)
@@ -468,7 +550,7 @@ def test_epsilon_at_its_steps():
 def test_points_of_the_curves():
     """2,100 updates in blocks of one make 1,050 points of two blocks each; a point holds what its last block found."""
     run = setup(target_update_interval=4, total_timesteps=8416)
-    init, block, *_, timesteps, blocks_per_point = dqn.make_train(*run)
+    init, block, *_, timesteps, blocks_per_point = make_train(*run)
     assert (len(timesteps), blocks_per_point, timesteps[0], timesteps[-1]) == (2100, 2, 20, 8416)
     state, block, found = jax.jit(init)(jnp.uint32(0)), jax.jit(block), []
     assert state.curves["returns"].shape == (1050,) and np.isnan(state.curves["episodes"]).all()
@@ -485,7 +567,7 @@ def test_points_of_the_curves():
 
 def test_two_seeds_differ():
     """In initial weights, in exploration and in the environment; one seed twice does not."""
-    state = jax.jit(jax.vmap(dqn.make_train(*setup())[0]))(jnp.array([0, 1, 0], jnp.uint32))
+    state = jax.jit(jax.vmap(make_train(*setup())[0]))(jnp.array([0, 1, 0], jnp.uint32))
     phi, theta = state.params
     parts = dict(perception=phi["Dense_0"]["kernel"], control=theta["Dense_0"]["kernel"],
                  action=state.replay.action, environment=state.replay.obs[:, 0])
@@ -537,29 +619,33 @@ class Probe(environment.Environment):
         return spaces.Discrete(2)
 
 
-# kind, place, Q of both actions at gamma 0.5
+# kind, place, Q of both actions at gamma 0.5. The inverted roles are not among VARIANTS: where all targets are alike,
+# the variance gives control no gradient, and through its small initial weights perception gets next to none.
 KNOWN = [(0, 0.0, (1, 1)), (1, -1.0, (-1, -1)), (1, 1.0, (1, 1)), (2, 0.0, (0.5, 0.5)), (2, 1.0, (1, 1)),
          (3, 0.0, (-1, 1)), (4, 0.0, (2, 2))]  # 1 + 0.5 x 2 = 2
 VARIANTS = dict(baseline={}, double=dict(double=True), dueling=dict(dueling=True), scorer=dict(scorer=True),
                 msbe=dict(scorer=True, follower_loss="msbe"),
+                synchronous=dict(scorer=True, ablation="synchronous"),
+                per_layer=dict(ablation="per-layer-lr", follower_learning_rate=0.01),
                 everything=dict(scorer=True, double=True, dueling=True, leader_decay_power=1.5))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_probes(variant):
     """Every variant finds the Q-values of all probes within 0.05, one seed each, trained side by side."""
-    options = VARIANTS[variant] | (dict(follower_learning_rate=0.01) if VARIANTS[variant].get("scorer") else {})
+    game = VARIANTS[variant].get("scorer") and variant != "synchronous"
+    options = VARIANTS[variant] | (dict(follower_learning_rate=0.01) if game else {})
     options |= dict(num_envs=4, buffer_size=2000, batch_size=32, learning_starts=100, total_timesteps=8000,
                     hidden_dim=16, target_update_interval=80, learning_rate=0.005, gamma=0.5, epsilon_end=1.0,
                     max_grad_norm=10.0)
     args, env, _ = setup(Probe(), **options)
     networks = dqn.Players(dqn.Perception(args), dqn.Control(args, 2))
-    timesteps = dqn.make_train(args, env, ProbeParams())[-2]
+    timesteps = make_train(args, env, ProbeParams())[-2]
 
     @jax.jit
     @jax.vmap
     def train(kind):
-        init, block, *_ = dqn.make_train(args, env, ProbeParams(kind, jnp.where(kind == 4, 3, 1_000_000)))
+        init, block, *_ = make_train(args, env, ProbeParams(kind, jnp.where(kind == 4, 3, 1_000_000)))
         return jax.lax.fori_loop(0, len(timesteps), lambda index, state: block(state, index)[0], init(jnp.uint32(7)))
 
     params = train(jnp.arange(5)).params
