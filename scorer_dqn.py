@@ -82,7 +82,7 @@ class Args:
     wandb_mode: Literal["online", "offline"] = "online"  # offline needs no account; WANDB_PROJECT names the project
 
 OUTPUT = "runs_dir save_model checkpoint_every_minutes resume compilation_cache distributed track wandb_mode".split()
-NAMED, SHOWN = ("double", "dueling", "scorer"), ("target_update_interval",)  # in a run's name, and at its start
+NAMED, SHOWN = ("double", "dueling", "scorer", "ablation"), ("target_update_interval",)  # in a run's name; at its start
 GAME = ("follower_loss", "follower_learning_rate", "leader_decay_power")  # arguments that the baseline lacks
 PRESETS = {  # by environment family, from the paper's tables
     "MinAtar": dict(total_timesteps=100_000_000, num_envs=128, buffer_size=100_000, learning_starts=10_000,
@@ -433,8 +433,8 @@ def main():
         like = jax.eval_shape(jax.vmap(init), *members)
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=members[0].sharding), like)
         state, done, seconds = restore(args.resume / "checkpoint.npz", like)
-    parts = [name for name in NAMED if getattr(args, name)] + ["baseline"] * (not args.scorer)
-    parts += ["msbe"] * (args.follower_loss == "msbe") + [args.ablation] * bool(args.ablation)
+    parts = [name if value is True else value for name in NAMED if (value := getattr(args, name))]
+    parts += ["baseline"] * (not args.scorer) + ["msbe"] * (args.follower_loss == "msbe")
     args_of = [json.loads(json.dumps(vars(args) | dict(follower_learning_rate=rate or None), default=str))
                for rate in rates.tolist()]  # each run's
     names = ["-".join(parts + [f"follower{rate:g}"] * (len(rates) > 1)) for rate in rates]

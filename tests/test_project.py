@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(ROOT.glob("*.py"))
-LINES = {"scorer_dqn.py": 520, "baird.py": 300}  # the most that a reader is asked to read
+LINES = {"scorer_dqn.py": 520, "scorer_pqn.py": 475, "baird.py": 300}  # the most that a reader is asked to read
 
 
 def script_block(source: str) -> dict:

@@ -3,17 +3,16 @@
 from functools import partial
 from types import SimpleNamespace
 
-import flax.struct
 import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from gymnax.environments import environment, spaces
 from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
 
 import scorer_dqn as dqn
+from environments import KNOWN, Counter, Limit, Probe, ProbeParams
 
 SMALL = dict(env="CartPole-v1", num_envs=4, buffer_size=400, batch_size=8, learning_starts=16, total_timesteps=160,
              hidden_dim=8, target_update_interval=40)  # control preset: tanh, no norm, clip at 0.3
@@ -366,44 +365,6 @@ def test_target_by_hand(double, expected):
     np.testing.assert_allclose(y, expected, rtol=1e-6)
 
 
-@flax.struct.dataclass
-class Count:
-    time: int
-    length: int = 0
-
-
-@flax.struct.dataclass
-class Limit:
-    max_steps_in_episode: int = 1_000_000
-    terminate_at: int = 1_000_000
-
-
-class Counter(environment.Environment):
-    """Observes how many steps the episode has had, plus 1; pays as much; `num_actions` actions that do nothing."""
-
-    def __init__(self, num_actions=2):
-        super().__init__()
-        self.actions = num_actions
-
-    @property
-    def default_params(self):
-        return Limit()
-
-    def reset_env(self, key, params):
-        return jnp.ones(1), Count(time=jnp.int32(0))
-
-    def step_env(self, key, state, action, params):
-        state = Count(time=state.time + 1)
-        obs = jnp.ones(1) * (1.0 + state.time)
-        return obs, state, 1.0 * state.time, state.time >= params.terminate_at, {}
-
-    def observation_space(self, params):
-        return spaces.Box(0, 1e9, (1,))
-
-    def action_space(self, params=None):
-        return spaces.Discrete(self.actions)
-
-
 def play_only(steps, env, env_params, **args):
     """The state after acting, before any update, when `steps` steps are in the replay and one is still to be stored."""
     args = dict(num_envs=2, buffer_size=2 * steps, batch_size=1, learning_starts=2 * (steps + 1)) | args
@@ -579,50 +540,8 @@ def test_two_seeds_differ():
 
 # -------------------- Environments whose Q-values are known
 
-@flax.struct.dataclass
-class ProbeState:
-    time: int
-    place: float
-
-
-@flax.struct.dataclass
-class ProbeParams:
-    kind: int = 0
-    max_steps_in_episode: int = 1_000_000
-
-
-class Probe(environment.Environment):
-    """Five of them, by `kind`; an observation is the place alone, and episodes end after one step unless said.
-
-    0: constant reward 1. 1: the place is -1 or 1, and so is the reward. 2: two steps, at 0 and 1, the second pays 1.
-    3: action 1 pays 1 and action 0 pays -1. 4: pays 1 for ever, cut by time after 3 steps."""
-
-    @property
-    def default_params(self):
-        return ProbeParams()
-
-    def reset_env(self, key, params):
-        place = jnp.where(params.kind == 1, 2.0 * jax.random.bernoulli(key) - 1, 0.0)
-        return place[None], ProbeState(time=jnp.int32(0), place=place)
-
-    def step_env(self, key, state, action, params):
-        second = jnp.where(params.kind == 2, state.place, 1.0)
-        reward = jnp.stack([1.0, state.place, state.place, 2.0 * action - 1, 1.0])[params.kind]
-        terminated = (params.kind < 4) & (second == 1)
-        place = jnp.where(params.kind == 2, 1.0, state.place)
-        return place[None], ProbeState(time=state.time + 1, place=place), reward, terminated, {}
-
-    def observation_space(self, params):
-        return spaces.Box(-1, 1, (1,))
-
-    def action_space(self, params=None):
-        return spaces.Discrete(2)
-
-
-# kind, place, Q of both actions at gamma 0.5. The inverted roles are not among VARIANTS: where all targets are alike,
-# the variance gives control no gradient, and through its small initial weights perception gets next to none.
-KNOWN = [(0, 0.0, (1, 1)), (1, -1.0, (-1, -1)), (1, 1.0, (1, 1)), (2, 0.0, (0.5, 0.5)), (2, 1.0, (1, 1)),
-         (3, 0.0, (-1, 1)), (4, 0.0, (2, 2))]  # 1 + 0.5 x 2 = 2
+# The inverted roles are left out: where all targets are alike, the variance gives control no gradient, and through its
+# small initial weights perception gets next to none.
 VARIANTS = dict(baseline={}, double=dict(double=True), dueling=dict(dueling=True), scorer=dict(scorer=True),
                 msbe=dict(scorer=True, follower_loss="msbe"),
                 synchronous=dict(scorer=True, ablation="synchronous"),
