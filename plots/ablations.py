@@ -14,7 +14,7 @@ from tyro.conf import Positional
 
 
 def main(runs: Positional[list[Path]], out: Path = Path("ablations.png"), smooth: int = 50):
-    """Ablations: normalised IQM return over all environments, then the IQM return on each.
+    """Ablations: normalised IQM return over all environments (of several), then the IQM return on each.
 
     Args:
         runs: run folders, of every method on every environment.
@@ -31,15 +31,18 @@ def main(runs: Positional[list[Path]], out: Path = Path("ablations.png"), smooth
     for env, scale in zip(envs, scales):
         if scale <= 0:
             fail(f"the best return on {env} is {scale:.2f}, and only positive ones can be normalised")
-    columns = min(3, 1 + len(envs))
-    figure, axes = style.panels(-(-(1 + len(envs)) // columns), columns, out, smooth)
-    whole, *each = axes.flat
-    for label in look:
+    panels = len(envs) + (len(envs) > 1)  # the aggregate of one environment would be that environment again
+    columns = min(3, panels)
+    figure, axes = style.panels(-(-panels // columns), columns, out, smooth)
+    each = list(axes.flat)
+    whole = each.pop(0) if len(envs) > 1 else None
+    for label in look if whole else ():
         curves = [method.returns for method in methods if method.label == label]
         if len(curves) < len(envs):
             fail(f"{label} has runs on {len(curves)} of {len(envs)} environments: no aggregate")
         style.draw_curve(whole, timesteps, stats.aggregate(curves, scales), smooth, **look[label])
-    whole.set(title="All environments", xlabel="Steps (millions)", ylabel="Normalised IQM return")
+    if whole:
+        whole.set(title="All environments", xlabel="Steps (millions)", ylabel="Normalised IQM return")
     for ax, (env, group) in zip(each, envs.items()):
         for method in group:
             style.draw_curve(ax, timesteps, stats.bootstrap(stats.iqm, method.returns), smooth, **look[method.label])

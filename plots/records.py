@@ -16,7 +16,7 @@ import numpy as np
 SCHEMA = 1
 # Arguments that leave the method the same: runs which differ only in these share a curve.
 NOT_METHOD = {"env", "seed", "num_seeds", "total_timesteps", "diagnostics", "runs_dir", "save_model", "resume",
-              "checkpoint_every_minutes", "distributed", "track", "wandb_project", "wandb_mode"}
+              "checkpoint_every_minutes", "compilation_cache", "distributed", "track", "wandb_project", "wandb_mode"}
 NAMED = {"scorer", "double", "dueling", "follower_loss", "ablation"}  # spelled out in every method's name
 
 
@@ -44,7 +44,7 @@ class Run:
     def method(self) -> dict:
         """The script and the arguments that tell one method from another."""
         args = {name: value for name, value in self.meta["args"].items() if name not in NOT_METHOD}
-        return {"script": self.meta["script"]} | args
+        return {"script": self.meta["script"], "ablation": None} | args  # scripts without ablations do not write it
 
 
 @dataclass
@@ -154,7 +154,7 @@ def load(folders: list[Path]) -> list[Method]:
     def details(run: Run) -> list[str]:
         args = run.method
         words = ["MSBE follower"] * (args.get("follower_loss") == "msbe")
-        words += [args["ablation"].replace("_", " ")] if args.get("ablation") else []
+        words += [args["ablation"].replace("-", " ")] if args.get("ablation") else []
         unusual = [(name.replace("_", " "), value) for name, value in sorted(args.items())
                    if value is not None and value != usual.get((run.env, args["script"], name), value)]
         return words + [{True: name, False: f"no {name}"}[value] if isinstance(value, bool) else f"{name} {value}"

@@ -1,4 +1,4 @@
-"""Sensitivity to the follower's learning rate: final IQM return against the rate, and the learning curves.
+"""Sensitivity to the learning rates: final IQM return against the follower's or baseline's, and SCORER's curves.
 
     python plots/sensitivity.py runs/* --out sensitivity.png
 """
@@ -20,48 +20,46 @@ def rate_text(rate: float) -> str:
 
 
 def main(runs: Positional[list[Path]], out: Path = Path("sensitivity.png"), smooth: int = 50):
-    """Sensitivity to the follower's learning rate: final IQM return against the rate, and the learning curves.
+    """Sensitivity to the learning rates: final IQM return against the follower's or baseline's, and SCORER's curves.
 
     Args:
-        runs: run folders that differ in --follower-learning-rate; a baseline may be among them.
+        runs: run folders that differ in --follower-learning-rate, and baselines that differ in --learning-rate.
         out: picture to write; its ending names the format.
         smooth: recorded points in the rolling mean.
     """
     envs = by_env(load(runs))
-    rates = sorted({m.args["follower_learning_rate"] for group in envs.values() for m in group if m.args["scorer"]})
+
+    def varied(method):
+        """The rate that was varied: SCORER's follower's, or the baseline's own."""
+        return method.args["follower_learning_rate" if method.args["scorer"] else "learning_rate"]
+
+    rates = sorted({varied(method) for group in envs.values() for method in group})
     colors = dict(zip(rates, plt.get_cmap("viridis")([0.85 * i / max(1, len(rates) - 1) for i in range(len(rates))])))
-    baselines = list(dict.fromkeys(m.variant for group in envs.values() for m in group if not m.args["scorer"]))
-    figure, axes = style.panels(2, len(envs), out, smooth)
-    for (top, bottom), (env, group) in zip(axes.T, envs.items()):
-        points = {}
+    figure, axes = style.panels(len(envs), 2, out, smooth)
+    for (left, right), (env, group) in zip(axes, envs.items()):
+        final = {}
         for method in group:
-            final = stats.bootstrap(stats.iqm, stats.final_scores(method.timesteps, method.returns))
-            rate = method.args["follower_learning_rate"]
-            if rate in points and rate is not None:
-                fail(f"{method.runs[0].path} and another method on {env} have the same follower's rate, {rate}")
-            points[rate] = final
-            if method.args["scorer"]:
-                look = dict(label=f"Follower's rate {rate_text(rate)}", color=colors[rate])
-            else:
-                color, dashes = [(style.BASELINE, "--"), *style.OTHERS][baselines.index(method.variant)]
-                look = dict(label=method.variant, color=color, linestyle=dashes)
-                top.axhline(final.value, **look)
-                top.axhspan(final.low, final.high, color=color, alpha=0.2, linewidth=0)
-            estimate = stats.bootstrap(stats.iqm, method.returns)
-            style.draw_curve(bottom, method.timesteps, estimate, smooth, **look)
-        points = {rate: final for rate, final in points.items() if rate is not None}
-        if not points:
+            kind, rate = method.args["scorer"], varied(method)
+            if (kind, rate) in final:
+                fail(f"{method.runs[0].path} and another method on {env} have the same rate, {rate}")
+            final[kind, rate] = stats.bootstrap(stats.iqm, stats.final_scores(method.timesteps, method.returns))
+            if kind:
+                style.draw_curve(right, method.timesteps, stats.bootstrap(stats.iqm, method.returns), smooth,
+                                 label=f"Follower at {rate_text(rate)}", color=colors[rate])
+        if not any(kind for kind, _ in final):
             fail(f"{group[0].runs[0].path} and the other runs on {env} are baselines, which have no follower's rate")
-        value, low, high = zip(*points.values())
-        top.plot(list(points), value, color=style.SCORER, marker="o", markersize=4)
-        top.vlines(list(points), low, high, color=style.SCORER)
-        top.set_xscale("log")
-        top.set_xticks(list(points), [rate_text(rate) for rate in points])
-        top.set_xticks([], minor=True)
-        top.set(title=env, xlabel="Follower's learning rate")
-        bottom.set_xlabel("Steps (millions)")
-    axes[0, 0].set_ylabel("Final IQM return")
-    axes[1, 0].set_ylabel("IQM return")
+        for kind, name, color in ((True, "SCORER, follower's rate", style.SCORER), (False, "Baseline, its rate",
+                                                                                     style.BASELINE)):
+            points = sorted((rate, *final[k, rate]) for k, rate in final if k == kind)
+            if points:
+                x, value, low, high = zip(*points)
+                left.plot(x, value, color=color, marker="o", markersize=4, linestyle="-" if kind else "--", label=name)
+                left.vlines(x, low, high, color=color)
+        left.set_xscale("log")
+        left.set_xticks(rates, [rate_text(rate) for rate in rates], rotation=45, ha="right")
+        left.set_xticks([], minor=True)
+        left.set(title=env, xlabel="Learning rate", ylabel="Final IQM return")
+        right.set(title=env, xlabel="Steps (millions)", ylabel="IQM return")
     style.save(figure, out)
 
 

@@ -177,10 +177,10 @@ def test_seeds_are_pooled_and_methods_are_named(tmp_path):
     folders = [write_run(tmp_path / "a", seeds=(0, 1)), write_run(tmp_path / "b", seeds=(2, 3), runs_dir="elsewhere"),
                write_run(tmp_path / "c", **GAME), write_run(tmp_path / "d", **GAME | dict(follower_loss="msbe")),
                write_run(tmp_path / "e", double=True, dueling=True),
-               write_run(tmp_path / "f", **GAME, ablation="per_layer")]
+               write_run(tmp_path / "f", **GAME, ablation="inverted-roles")]
     methods = records.load(folders)
     assert [method.label for method in methods] == [
-        "DQN", "SCORER DQN", "SCORER DQN (MSBE follower)", "SCORER DQN (per layer)", "Dueling DDQN"]
+        "DQN", "SCORER DQN", "SCORER DQN (MSBE follower)", "SCORER DQN (inverted roles)", "Dueling DDQN"]
     assert methods[0].seeds.tolist() == [0, 1, 2, 3] and methods[0].returns.shape == (4, 20)
     assert methods[1].variant == "SCORER" and methods[4].variant == "Baseline"
 
