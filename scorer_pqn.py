@@ -107,13 +107,16 @@ def resolve(args: Args):
     args = replace(args, **{name: value for name, value in preset.items() if getattr(args, name) is None})
     limits = dict(
         gamma=(0, 1), td_lambda=(0, 1), epsilon_start=(0, 1), epsilon_end=(0, 1), epsilon_share=(1e-9, 1),
-        decay_share=(1e-9, 1), seed=(0, 2**32 - args.num_seeds),
-        total_timesteps=(1, max(1, args.num_envs * args.num_steps) * 2**30))
+        decay_share=(1e-9, 1), seed=(0, max(0, 2**32 - args.num_seeds)), num_seeds=(1, 2**31),
+        total_timesteps=(1, max(1, args.num_envs * args.num_steps * 2**30 // max(
+            1, args.num_steps, args.num_epochs * args.num_minibatches))))
     for name, value in vars(args).items():
-        low, high = limits.get(name, (sys.float_info.min, sys.float_info.max))
+        low, high = limits.get(name, (1e-37, 1e37))  # within float32
+        if value == ():
+            fail(f"--{name.replace('_', '-')} needs a value")
         for number in value if isinstance(value, tuple) else (value,):
             if type(number) in (int, float) and not low <= number <= high:
-                accepted = f"from {low} to {high}" if name in limits else "positive"
+                accepted = f"from {low} to {high}" if name in limits else "positive and below 1e37"
                 fail(f"--{name.replace('_', '-')} {number} must be {accepted}")
     size = args.num_envs * args.num_steps
     if size % args.num_minibatches:
@@ -199,7 +202,7 @@ def step(player, loss, networks, optimizers: Players, params: Players, opt_state
 
 def scorer_update(objective, networks, optimizers, params: Players, opt_state, batch, target):
     """One round of the game (Algorithm 1, lines 10 to 15): the follower's response, then the leader's step on it.
-    Leaves of `batch` and `target` are [2, batch, ...], a sample each; `objective` is the follower's loss."""
+    Leaves of `batch` and `target` are [2, batch, ...], one for each player; `objective` is the follower's loss."""
     follower, leader = (jax.tree.map(lambda x: x[player], (batch, target)) for player in (0, 1))
     phi, phi_opt = step(0, objective, networks, optimizers, params, opt_state, follower)
     params = Players(phi, params.control)
@@ -207,7 +210,7 @@ def scorer_update(objective, networks, optimizers, params: Players, opt_state, b
     return Players(phi, theta), Players(phi_opt, theta_opt)
 
 def baseline_update(networks, optimizer, params: Players, opt_state, batch, target):
-    """DQN: the same composed network, one batch [1, batch, ...], one loss, one optimiser at the leader's rate."""
+    """The same composed network, one batch [1, batch, ...], one loss, one optimiser at the leader's rate."""
     gradient = Players(*jax.grad(leader_loss, argnums=(0, 1))(*params, networks, batch, target))
     change, opt_state = optimizer.update(gradient, opt_state)
     return optax.apply_updates(params, change), opt_state
@@ -219,7 +222,7 @@ class State(NamedTuple):
     follower_rate: jax.Array  # the follower's initial learning rate
     params: Players
     opt_state: Any
-    rollout: tuple  # the last one's Transition and targets, flat over steps and environments, for --diagnostics
+    rollout: tuple  # the last one's Transition and targets, flat over steps and environments: what `measure` looks at
     env_state: Any  # [num_envs, ...]
     obs: jax.Array  # [num_envs, features]
     episodes: jax.Array  # completed so far, by all environments together
@@ -352,8 +355,8 @@ def main():
             fail(f"--resume {args.resume} is not a run of this script: {error}")
     os.environ["XLA_FLAGS"] = GPU_FLAGS + os.environ.get("XLA_FLAGS", "")
     if "device_count" not in os.environ["XLA_FLAGS"]:
-        members = max(1, args.num_seeds) * np.size(args.follower_learning_rate)
-        jax.config.update("jax_num_cpu_devices", min(members, 64))  # without a GPU, a thread per seed
+        members = args.num_seeds * np.size(args.follower_learning_rate)
+        jax.config.update("jax_num_cpu_devices", min(max(1, members), 64))  # without a GPU, a thread per seed
     if args.compilation_cache and not jax.config.jax_compilation_cache_dir:
         caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         jax.config.update("jax_compilation_cache_dir", str(Path(caches, "scorer")))
@@ -366,13 +369,14 @@ def main():
     args, env, env_params = resolve(args)
     init, block, measure, timesteps, blocks_per_point = make_train(args, env, env_params)
     rates = np.atleast_1d(args.follower_learning_rate or 0.0)  # several: a sweep, every rate's seeds side by side
-    if len(rates) > 1 and (len({*rates}) < len(rates) or args.checkpoint_every_minutes or args.track):
+    alike = len({f"{rate:g}" for rate in rates}) < len(rates)
+    if len(rates) > 1 and (alike or args.checkpoint_every_minutes or args.track):
         fail("--follower-learning-rate with several values needs different ones, no checkpoints and no --track")
     seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.uint32)
     processes, lead = jax.process_count(), jax.process_index() == 0
     share, rest = divmod(len(seeds) * len(rates), processes)
     if rest:
-        fail(f"--num-seeds {args.num_seeds} must be a multiple of the number of processes, {processes}")
+        fail(f"--num-seeds {args.num_seeds}, times rates, must be a multiple of the number of processes, {processes}")
     width = max(n for n in range(1, jax.local_device_count() + 1) if share % n == 0)
     devices = np.array(jax.devices()).reshape(processes, -1)[:, :width].ravel()
     mesh, split, same = jax.sharding.Mesh(devices, "seeds"), jax.P("seeds"), jax.P()

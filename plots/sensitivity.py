@@ -33,7 +33,11 @@ def main(runs: Positional[list[Path]], out: Path = Path("sensitivity.png"), smoo
         """The rate that was varied: SCORER's follower's, or the baseline's own."""
         return method.args["follower_learning_rate" if method.args["scorer"] else "learning_rate"]
 
-    rates = sorted({varied(method) for group in envs.values() for method in group})
+    methods = [method for group in envs.values() for method in group]
+    for method in methods:
+        if method.args["ablation"] or method.args["script"] != methods[0].args["script"]:
+            fail(f"{method.runs[0].path} is an ablation or of another script: give one script's plain runs")
+    rates = sorted(set(map(varied, methods)))
     colors = dict(zip(rates, plt.get_cmap("viridis")([0.85 * i / max(1, len(rates) - 1) for i in range(len(rates))])))
     figure, axes = style.panels(len(envs), 2, out, smooth)
     for (left, right), (env, group) in zip(axes, envs.items()):

@@ -238,6 +238,7 @@ def runs(tmp_path_factory):
         write_run(root / f"main/{number + 1}", 20 * gain, env=env, curves=more, **GAME)
         write_run(root / f"rates/{number}", 15, env=env, **GAME | dict(follower_learning_rate=2e-4))
         write_run(root / f"rates/{number + 1}", 18, env=env, **GAME | dict(follower_learning_rate=1e-3))
+    write_run(root / "ablated/0", 18, **GAME, ablation="synchronous")
     return root
 
 
@@ -253,7 +254,7 @@ def test_learning_curves(runs, tmp_path):
 
 
 @pytest.mark.parametrize("tool, pattern, ending", [
-    ("ablations", "main/*", "svg"), ("sensitivity", "*/*", "png"), ("representation", "main/[01]", "pdf")])
+    ("ablations", "main/*", "svg"), ("sensitivity", "[mr]*/*", "png"), ("representation", "main/[01]", "pdf")])
 def test_figures(runs, tmp_path, tool, pattern, ending):
     out = tmp_path / f"figure.{ending}"
     importlib.import_module(tool).main(list(runs.glob(pattern)), out)
@@ -265,7 +266,8 @@ def test_figures(runs, tmp_path, tool, pattern, ending):
     ("ablations", "main/[0-2]", "figure.png", "SCORER DQN has runs on 1 of 2 environments"),
     ("representation", "main/*", "figure.png", "give one environment"),
     ("representation", "rates/[01]", "figure.png", "without --diagnostics"),
-    ("sensitivity", "main/[02]", "figure.png", "are baselines")])
+    ("sensitivity", "main/[02]", "figure.png", "are baselines"),
+    ("sensitivity", "ablated/*", "figure.png", "is an ablation")])
 def test_figures_refuse_in_one_sentence(runs, tmp_path, capsys, tool, pattern, out, words):
     with pytest.raises(SystemExit) as exit:
         importlib.import_module(tool).main(sorted(runs.glob(pattern)), tmp_path / out)

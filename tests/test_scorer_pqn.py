@@ -162,8 +162,31 @@ def test_minibatches(monkeypatch):
     assert watched_block(monkeypatch)[0][0].shape == (8, 1, 8)
 
 
-def test_no_key_is_used_twice():
-    """Two blocks, two seeds: exploration, environments and minibatches differ; the same seed and block repeat."""
+def test_no_key_is_used_twice(monkeypatch):
+    """Every key that init and two blocks draw from or split is another one."""
+    used = []
+
+    def watch(name):
+        function = getattr(jax.random, name)
+
+        def watched(key, *rest, **options):
+            data = key if jnp.issubdtype(key.dtype, jnp.uint32) else jax.random.key_data(key)
+            jax.debug.callback(lambda data: used.append(bytes(np.asarray(data))), data)
+            return function(key, *rest, **options)
+        return watched
+
+    for name in ("split", "uniform", "randint", "permutation"):
+        monkeypatch.setattr(jax.random, name, watch(name))
+    init, block, *_ = make_train(*setup(Counter(), Limit()))  # an environment that draws nothing itself
+    state, block = jax.jit(init)(jnp.uint32(0)), jax.jit(block)
+    for index in range(2):
+        state, _ = block(state, index)
+    jax.effects_barrier()
+    assert len(used) > 10 and len(set(used)) == len(used)
+
+
+def test_blocks_and_seeds_differ():
+    """Two blocks, two seeds: exploration, environments and parameters differ; the same seed and block repeat."""
     init, block, *_ = make_train(*setup(num_steps=32))
     state, block = jax.jit(jax.vmap(init))(jnp.array([0, 1, 0], jnp.uint32)), jax.jit(jax.vmap(block, (0, None)))
     first = block(state, 0)[0]
@@ -198,7 +221,7 @@ def test_networks_by_hand():
 
 
 def test_parity_of_baseline_and_scorer():
-    """The same seed gives both the same parameters and experience before learning."""
+    """The same seed gives both the same parameters and environments before learning."""
     states = [jax.jit(make_train(*setup(scorer=scorer))[0])(jnp.uint32(3)) for scorer in (False, True)]
     assert tree_equal(states[0].params, states[1].params) and tree_equal(states[0].obs, states[1].obs)
 
