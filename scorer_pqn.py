@@ -108,8 +108,8 @@ def resolve(args: Args):
     limits = dict(
         gamma=(0, 1), td_lambda=(0, 1), epsilon_start=(0, 1), epsilon_end=(0, 1), epsilon_share=(1e-9, 1),
         decay_share=(1e-9, 1), seed=(0, max(0, 2**32 - args.num_seeds)), num_seeds=(1, 2**31),
-        total_timesteps=(1, max(1, args.num_envs * args.num_steps * 2**30 // max(
-            1, args.num_steps, args.num_epochs * args.num_minibatches))))
+        total_timesteps=(1, max(1, args.num_envs) * max(1, args.num_steps) * 2**30 // max(
+            1, args.num_steps, args.num_epochs * args.num_minibatches)))
     for name, value in vars(args).items():
         low, high = limits.get(name, (1e-37, 1e37))  # within float32
         if value == ():
