@@ -72,7 +72,7 @@ class Method:
     @property
     def algorithm(self) -> str:
         """The base algorithm, for example Dueling DDQN."""
-        name = self.args["script"].removeprefix("scorer_").upper()
+        name = self.args["script"].removeprefix("scorer_").upper().replace("BOOTSTRAPPED_", "Bootstrapped ")
         name = name.replace("DQN", "DDQN") if self.args.get("double") else name
         return f"Dueling {name}" if self.args.get("dueling") else name
 
