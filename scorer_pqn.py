@@ -459,7 +459,7 @@ def main():
     params = gather(flatten_dict(state.params._asdict(), sep="/")) if args.save_model else {}
     meta = dict(schema=1, script=stem, device=devices[0].device_kind, num_devices=len(devices),
                 seconds=time.time() - began, compile_seconds=compile_seconds, complete=done == len(timesteps),
-                versions={name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "gymnax")})
+                versions={n: version(n) for n in "jax jaxlib flax optax gymnax navix".split() if n in sys.modules})
     for number, run in enumerate(runs if lead and len(ends) else []):
         mine = slice(number * len(seeds), (number + 1) * len(seeds))
         record = {name: curve[mine] for name, curve in curves.items()} | dict(timesteps=ends, seeds=seeds)
