@@ -91,6 +91,17 @@ def fail(message: str):
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 
+def check_numbers(args, limits: dict):
+    """Ends in one sentence where a number of args is outside its limits, or, without any, not positive or too large."""
+    for name, value in vars(args).items():
+        flag, (low, high) = f"--{name.replace('_', '-')}", limits.get(name, (1e-37, 1e37))  # within float32
+        accepted = f"from {low} to {high}" if name in limits else "positive and below 1e37"
+        if value == ():
+            fail(f"{flag} needs a value")
+        for number in value if isinstance(value, tuple) else (value,):
+            if type(number) in (int, float) and not low <= number <= high:
+                fail(f"{flag} {number} must be {accepted}")
+
 def resolve(args: Args):
     """args with the game's values where unset and intervals rounded, env, None; bad input ends in one sentence."""
     import navix  # starts JAX's devices, so not before main has set them up
@@ -105,14 +116,7 @@ def resolve(args: Args):
         sequence_length=(2, 10_000), burn_in=(0, args.sequence_length - 2), n_step=(1, args.sequence_length),
         learning_starts=(args.sequence_length * args.num_envs, args.total_timesteps - 1),
         buffer_size=(2 * args.sequence_length * args.num_envs + interval, 2**31 - 1))
-    for name, value in vars(args).items():
-        low, high = limits.get(name, (1e-37, 1e37))  # within float32
-        if value == ():
-            fail(f"--{name.replace('_', '-')} needs a value")
-        for number in value if isinstance(value, tuple) else (value,):
-            if type(number) in (int, float) and not low <= number <= high:
-                accepted = f"from {low} to {high}" if name in limits else "positive and below 1e37"
-                fail(f"--{name.replace('_', '-')} {number} must be {accepted}")
+    check_numbers(args, limits)
     period = max(1, round(args.target_update_interval / interval)) * interval
     args = replace(args, update_interval=interval, target_update_interval=period)
     if args.env not in navix.registry():
@@ -374,13 +378,12 @@ def save(path: Path, write):
     partial_path.rename(path)
 
 def restore(path: Path, like):
-    """State (split as `like`), blocks done and seconds of a checkpoint, or one sentence. NumPy checks its CRC-32s."""
+    """State (shaped as `like`), blocks done and seconds of a checkpoint, or one sentence. NumPy checks its CRC-32s."""
     try:
         with np.load(path) as file:
             *leaves, done, seconds = (file[name] for name in file.files)
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
         chex.assert_trees_all_equal_shapes_and_dtypes(state, like)
-        state = jax.tree.map(lambda x, wanted: jax.device_put(x, wanted.sharding), state, like)
         return state, int(done), float(seconds)
     except Exception as error:  # a damaged file may raise anything
         fail(f"--resume {path} is no usable checkpoint of this script: " + str(error).strip().partition("\n")[0])
@@ -396,9 +399,8 @@ def main():
         except (OSError, ValueError, TypeError) as error:
             fail(f"--resume {args.resume} is not a run of this script: {error}")
     os.environ["XLA_FLAGS"] = GPU_FLAGS + os.environ.get("XLA_FLAGS", "")
-    if "device_count" not in os.environ["XLA_FLAGS"]:
-        members = args.num_seeds * np.size(args.follower_learning_rate)
-        jax.config.update("jax_num_cpu_devices", min(max(1, members), 64))  # without a GPU, a thread per seed
+    if "device_count" not in os.environ["XLA_FLAGS"]:  # without a GPU, a thread per seed
+        jax.config.update("jax_num_cpu_devices", min(max(1, args.num_seeds * np.size(args.follower_learning_rate)), 64))
     if args.compilation_cache and not jax.config.jax_compilation_cache_dir:
         caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         jax.config.update("jax_compilation_cache_dir", str(Path(caches, "scorer")))
@@ -411,8 +413,10 @@ def main():
     args, env, env_params = resolve(args)
     init, block, measure, timesteps, blocks_per_point = make_train(args, env, env_params)
     rates = np.atleast_1d(args.follower_learning_rate or 0.0)  # several: a sweep, every rate's seeds side by side
-    alike = len({f"{rate:g}" for rate in rates}) < len(rates)
-    if len(rates) > 1 and (alike or args.checkpoint_every_minutes or args.track):
+    parts = [name if value is True else value for name in NAMED if (value := getattr(args, name))]
+    parts += ["baseline"] * (not args.scorer) + ["msbe"] * (args.follower_loss == "msbe")
+    names = ["-".join(parts + [f"follower{rate:g}"] * (len(rates) > 1)) for rate in rates]
+    if len(rates) > 1 and (len({*names}) < len(names) or args.checkpoint_every_minutes or args.track):
         fail("--follower-learning-rate with several values needs different ones, no checkpoints and no --track")
     seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.uint32)
     processes, lead = jax.process_count(), jax.process_index() == 0
@@ -432,14 +436,10 @@ def main():
     members = jax.device_put(members, jax.NamedSharding(mesh, split))
     done, seconds = 0, 0.0
     if args.resume:
-        like = jax.eval_shape(jax.vmap(init), *members)
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=members[0].sharding), like)
-        state, done, seconds = restore(args.resume / "checkpoint.npz", like)
-    parts = [name if value is True else value for name in NAMED if (value := getattr(args, name))]
-    parts += ["baseline"] * (not args.scorer) + ["msbe"] * (args.follower_loss == "msbe")
+        state, done, seconds = restore(args.resume / "checkpoint.npz", jax.eval_shape(jax.vmap(init), *members))
+        state = jax.device_put(state, members[0].sharding)
     args_of = [json.loads(json.dumps(vars(args) | dict(follower_learning_rate=rate or None), default=str))
                for rate in rates.tolist()]  # each run's
-    names = ["-".join(parts + [f"follower{rate:g}"] * (len(rates) > 1)) for rate in rates]
     stem, now = Path(__file__).stem, f"{datetime.now():%Y%m%d-%H%M%S-%f}"
     runs = [args.runs_dir / f"{stem}__{args.env}__{name}__s{args.seed}__{now}" for name in names]
     if lead:

@@ -609,7 +609,7 @@ BAD = [
     ("--scorer --follower-learning-rate nan", ["--follower-learning-rate"]), ("--gamma 2", ["--gamma"]),
     ("--target-update-interval 0", ["--target-update-interval"]), ("--seed -1", ["--seed"]),
     ("--epsilon-scale -1", ["--epsilon-scale"]), ("--num-seeds 0", ["--num-seeds"]), ("--size -3", ["--size"]),
-    ("--scorer --follower-learning-rate", ["--follower-learning-rate 0.0"]),
+    ("--scorer --follower-learning-rate", ["--follower-learning-rate needs a value"]),
     ("--learning-rate inf", ["--learning-rate"]),
 ]
 
