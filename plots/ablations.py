@@ -25,24 +25,24 @@ def main(runs: Positional[list[Path]], out: Path = Path("ablations.png"), smooth
     envs, look = by_env(methods), style.looks(methods)
     timesteps = methods[0].timesteps
     several = len(envs) > 1  # the aggregate of one environment would be that environment again
-    for method in methods if several else ():
-        if not np.array_equal(method.timesteps, timesteps):
-            fail(f"{method.runs[0].path} and {methods[0].runs[0].path} have different timesteps: no aggregate")
-    scales = [stats.scale([method.returns for method in group]) for group in envs.values()]
-    for env, scale in zip(envs, scales):
-        if several and scale <= 0:
-            fail(f"the best return on {env} is {scale:.2f}, and only positive ones can be normalised")
     panels = len(envs) + several
     columns = min(3, panels)
     figure, axes = style.panels(-(-panels // columns), columns, out, smooth)
     each = list(axes.flat)
-    whole = each.pop(0) if several else None
-    for label in look if whole else ():
-        curves = [method.returns for method in methods if method.label == label]
-        if len(curves) < len(envs):
-            fail(f"{label} has runs on {len(curves)} of {len(envs)} environments: no aggregate")
-        style.draw_curve(whole, timesteps, stats.aggregate(curves, scales), smooth, **look[label])
-    if whole:
+    if several:
+        whole = each.pop(0)
+        scales = [stats.scale([method.returns for method in group]) for group in envs.values()]
+        for env, scale in zip(envs, scales):
+            if scale <= 0:
+                fail(f"the best return on {env} is {scale:.2f}, and only positive ones can be normalised")
+        for method in methods:
+            if not np.array_equal(method.timesteps, timesteps):
+                fail(f"{method.runs[0].path} and {methods[0].runs[0].path} have different timesteps: no aggregate")
+        for label in look:
+            curves = [method.returns for method in methods if method.label == label]
+            if len(curves) < len(envs):
+                fail(f"{label} has runs on {len(curves)} of {len(envs)} environments: no aggregate")
+            style.draw_curve(whole, timesteps, stats.aggregate(curves, scales), smooth, **look[label])
         whole.set(title="All environments", xlabel="Steps (millions)", ylabel="Normalised IQM return")
     for ax, (env, group) in zip(each, envs.items()):
         for method in group:

@@ -4,15 +4,13 @@
 """
 
 import json
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 import stats
 import style
 import tyro
-from records import SCHEMA, fail
+from records import SCHEMA, UNREADABLE, fail
 from tyro.conf import Positional
 
 SHOWN = 1e-8, 1e6  # a run that leaves upwards has diverged
@@ -30,8 +28,7 @@ def read(run: Path):
         curves = meta["complete"] and not meta["args"]["table"]
         shape = len(methods), len(seeds), len(timesteps)
         rise = (np.diff(timesteps) > 0).all()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile,
-            zlib.error) as error:
+    except UNREADABLE as error:
         fail(f"{path} cannot be read: {error}")
     if found != ["baird", SCHEMA]:
         fail(f"{path} is of {found[0]} with schema {found[1]}; needed: baird with schema {SCHEMA}")
@@ -59,9 +56,8 @@ def main(run: Positional[Path], out: Path = Path("baird.png")):
     titles = "Root mean squared Bellman error", "Root mean squared value error"
     for ax, title, panel in zip(axes[0], titles, np.clip(errors, SHOWN[0] / 10, SHOWN[1] * 10)):
         for (name, (color, dashes)), curves in zip(looks.items(), panel):
-            value, low, high = stats.bootstrap(np.median, curves)
-            ax.fill_between(timesteps, low, high, color=color, alpha=0.2, linewidth=0)
-            ax.plot(timesteps, value, color=color, linestyle=dashes, label=name)
+            estimate = stats.bootstrap(np.median, curves)
+            style.draw_band(ax, timesteps, *estimate, color=color, linestyle=dashes, label=name)
         ax.set(title=title, xlabel="Updates", xscale="log", yscale="log", xlim=(1, timesteps[-1]), ylim=SHOWN)
     style.save(figure, out)
 

@@ -74,10 +74,8 @@ def main(runs: Positional[list[Path]], out: Path = Path("deep_sea.png"), strict:
             ax = axes[row, column]
             for method in (m for m in methods if (m.args["size"], m.args["stochastic"]) == (size, stochastic)):
                 episodes = np.linspace(0, method.timesteps[-1] // size, 400).astype(int)
-                value, low, high = stats.bootstrap(np.mean, solved_by(firsts[id(method)], episodes))
-                looks = look[method.variant]
-                ax.fill_between(episodes, low, high, color=looks["color"], alpha=0.2, linewidth=0)
-                ax.plot(episodes, value, **looks)
+                solved = stats.bootstrap(np.mean, solved_by(firsts[id(method)], episodes))
+                style.draw_band(ax, episodes, *solved, **look[method.variant])
             ax.set(title=f"Depth {size}, {'stochastic' if stochastic else 'deterministic'}", ylim=(-0.03, 1.03))
     for ax in axes[:, 0]:
         ax.set_ylabel("Seeds solved strictly" if strict else "Seeds solved")

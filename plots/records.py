@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 
 SCHEMA = 1
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile,
+              zlib.error)  # what a damaged or foreign file may raise
 # Arguments that leave the method the same: runs which differ only in these share a curve.
 NOT_METHOD = {"env", "seed", "num_seeds", "total_timesteps", "diagnostics", "runs_dir", "save_model", "resume",
               "checkpoint_every_minutes", "compilation_cache", "distributed", "track", "wandb_project", "wandb_mode"}
@@ -100,8 +102,7 @@ def read_run(folder: Path) -> Run:
         meta = json.loads(str(arrays.pop("meta")))
         timesteps, seeds, returns = arrays.pop("timesteps"), arrays.pop("seeds"), arrays["returns"]
         schema, complete = meta["schema"], meta["complete"]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile,
-            zlib.error) as error:
+    except UNREADABLE as error:
         fail(f"{path} cannot be read: {error}")
     if schema != SCHEMA:
         fail(f"{path} has schema {schema}, but this reader knows only schema {SCHEMA}")

@@ -41,24 +41,23 @@ def main(runs: Positional[list[Path]], out: Path = Path("sensitivity.png"), smoo
     colors = dict(zip(rates, plt.get_cmap("viridis")([0.85 * i / max(1, len(rates) - 1) for i in range(len(rates))])))
     figure, axes = style.panels(len(envs), 2, out, smooth)
     for (left, right), (env, group) in zip(axes, envs.items()):
-        final = {}
+        final = {True: {}, False: {}}  # SCORER's and the baseline's estimates, by rate
         for method in group:
             kind, rate = method.args["scorer"], varied(method)
-            if (kind, rate) in final:
+            if rate in final[kind]:
                 fail(f"{method.runs[0].path} and another method on {env} have the same rate, {rate}")
-            final[kind, rate] = stats.bootstrap(stats.iqm, stats.final_scores(method.timesteps, method.returns))
+            final[kind][rate] = stats.bootstrap(stats.iqm, stats.final_scores(method.timesteps, method.returns))
             if kind:
                 style.draw_curve(right, method.timesteps, stats.bootstrap(stats.iqm, method.returns), smooth,
                                  label=f"Follower at {rate_text(rate)}", color=colors[rate])
-        if not any(kind for kind, _ in final):
+        if not final[True]:
             fail(f"{group[0].runs[0].path} and the other runs on {env} are baselines, which have no follower's rate")
-        for kind, name, color in ((True, "SCORER, follower's rate", style.SCORER), (False, "Baseline, its rate",
-                                                                                     style.BASELINE)):
-            points = sorted((rate, *final[k, rate]) for k, rate in final if k == kind)
-            if points:
-                x, value, low, high = zip(*points)
-                left.plot(x, value, color=color, marker="o", markersize=4, linestyle="-" if kind else "--", label=name)
-                left.vlines(x, low, high, color=color)
+        for kind, look in {True: dict(label="SCORER, follower's rate", color=style.SCORER, linestyle="-"),
+                           False: dict(label="Baseline, its rate", color=style.BASELINE, linestyle="--")}.items():
+            if final[kind]:
+                x, value, low, high = zip(*sorted((rate, *estimate) for rate, estimate in final[kind].items()))
+                left.plot(x, value, marker="o", markersize=4, **look)
+                left.vlines(x, low, high, color=look["color"])
         left.set_xscale("log")
         left.set_xticks(rates, [rate_text(rate) for rate in rates], rotation=45, ha="right")
         left.set_xticks([], minor=True)

@@ -150,8 +150,8 @@ def draw(runs: list[dict], out: Path):
             if not points:
                 continue  # stopped early
             x, low, middle, high = zip(*((x, min(us), np.median(us), max(us)) for x, us in points))
-            ax.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
-            ax.plot(x, middle, color=color, linestyle=dashes, marker="o", markersize=3, label=f"{script} --scorer")
+            style.draw_band(ax, x, middle, low, high, color=color, linestyle=dashes, marker="o", markersize=3,
+                            label=f"{script} --scorer")
             ticks |= {*x}
         ax.set(xscale="log", yscale="log", xlabel=label, ylabel="us per vector step")
         ax.set_xticks(sorted(ticks), sorted(ticks))
@@ -232,8 +232,7 @@ def main(scripts: tuple[Path, ...] = (Path("scorer_dqn.py"), Path("scorer_pqn.py
         fail(f"--out {out} exists and is never overwritten")
     if out and not out.parent.is_dir():
         fail(f"--out {out} needs an existing folder, {out.parent}")
-    if grow and figure.suffix[1:] not in style.plt.gcf().canvas.get_supported_filetypes():
-        fail(f"--figure {figure} must end in a format such as .png, .pdf or .svg")
+    style.check_format("--figure", figure)
     files, stopped = [read(path) for path in saved], False
     if len({file["title"] for file in files}) > 1:
         fail(f"--saved has files of different machines or environments: {', '.join(file['title'] for file in files)}")

@@ -6,6 +6,7 @@ import matplotlib
 
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
+from matplotlib.backend_bases import FigureCanvasBase
 from records import Method, fail
 from stats import Estimate, rolling_mean
 
@@ -20,15 +21,19 @@ plt.rcParams.update({
     "lines.linewidth": 1.6, "savefig.dpi": 200, "pdf.fonttype": 42})
 
 
+def check_format(flag: str, out: Path):
+    """One sentence and exit code 2 if `out`, the value of `flag`, is not the name of a picture."""
+    if out.suffix[1:] not in FigureCanvasBase.get_supported_filetypes():
+        fail(f"{flag} {out} must end in a format such as .png, .pdf or .svg")
+
+
 def panels(rows: int, columns: int, out: Path, smooth: int):
     """Figure and axes [rows, columns] for the command line's --out and --smooth, which it checks."""
     if smooth < 1:
         fail(f"--smooth {smooth} must be at least 1")
-    figure, axes = plt.subplots(rows, columns, figsize=(PANEL[0] * columns, PANEL[1] * rows), squeeze=False,
-                                layout="constrained")
-    if out.suffix[1:] not in figure.canvas.get_supported_filetypes():
-        fail(f"--out {out} must end in a format such as .png, .pdf or .svg")
-    return figure, axes
+    check_format("--out", out)
+    return plt.subplots(rows, columns, figsize=(PANEL[0] * columns, PANEL[1] * rows), squeeze=False,
+                        layout="constrained")
 
 
 def looks(methods: list[Method], name="label") -> dict[str, dict]:
@@ -40,11 +45,15 @@ def looks(methods: list[Method], name="label") -> dict[str, dict]:
     return {n: dict(label=n, color=color, linestyle=dashes) for n, (color, dashes) in [*fixed, *others]}
 
 
+def draw_band(ax, x, value, low, high, **look):
+    """A line over x, and shaded around it what lies between low and high."""
+    ax.fill_between(x, low, high, color=look["color"], alpha=0.2, linewidth=0)
+    ax.plot(x, value, **look)
+
+
 def draw_curve(ax, timesteps, estimate: Estimate, smooth: int, **look):
     """A curve [T] with its shaded interval over millions of steps, each a rolling mean over `smooth` points."""
-    value, low, high = (rolling_mean(x, smooth) for x in estimate)
-    ax.fill_between(timesteps / 1e6, low, high, color=look["color"], alpha=0.2, linewidth=0)
-    ax.plot(timesteps / 1e6, value, **look)
+    draw_band(ax, timesteps / 1e6, *(rolling_mean(x, smooth) for x in estimate), **look)
 
 
 def save(figure, out: Path):
