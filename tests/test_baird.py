@@ -25,14 +25,7 @@ ALL = baird.transitions(jnp.arange(49))
 ONES, TO_SEVEN = np.ones(7), np.outer(np.ones(7), np.eye(7)[6])  # TO_SEVEN @ V is V(7) in every state
 MEAN = np.outer(ONES, ONES) / 7
 K = baird.FEATURES @ baird.FEATURES.T / 7
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Compiling dominates these tests; only the runs from outside show how a run is compiled."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def rms(x):

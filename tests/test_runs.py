@@ -21,6 +21,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import scorer_dqn as dqn
+from helpers import results
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scorer_dqn.py"
@@ -65,11 +66,6 @@ def finish(process, code=0):
     assert process.returncode == code, err
     named = re.search(r"(?m)^\S+/scorer_dqn__\S+$", out)  # a process of several prints what joined it first
     return out, named and Path(named[0])
-
-
-def results(run: Path) -> dict:
-    with np.load(run / "results.npz") as file:
-        return {name: file[name] for name in file.files}
 
 
 def assert_same_curves(a: dict, b: dict):

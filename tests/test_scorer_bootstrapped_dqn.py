@@ -21,25 +21,14 @@ import tqdm
 from safetensors.numpy import load_file
 
 import scorer_bootstrapped_dqn as boot
+from helpers import results, tree_equal
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scorer_bootstrapped_dqn.py"
 sys.path.insert(0, str(ROOT / "plots"))
 SMALL = dict(size=4, num_members=3, hidden_dim=8, batch_size=8, buffer_size=400, learning_starts=16,
              total_timesteps=216)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation(tmp_path_factory):
-    """Compiling dominates these tests; how well it is done matters to none of them, and nothing is compiled twice."""
-    usual = dict(jax_disable_most_optimizations=False, jax_persistent_cache_min_compile_time_secs=1.0,
-                 jax_compilation_cache_dir=None)
-    cache = str(tmp_path_factory.mktemp("cache"))
-    for name, value in zip(usual, (True, 0.1, cache)):
-        jax.config.update(name, value)
-    yield
-    for name, value in usual.items():
-        jax.config.update(name, value)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def make_train(**args):
@@ -76,11 +65,6 @@ def experience(state):
 
 def one(states, index):
     return jax.tree.map(lambda x: x[index], states)
-
-
-def tree_equal(a, b) -> bool:
-    """Bit for bit."""
-    return jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(np.asarray(x), np.asarray(y)), a, b))
 
 
 # -------------------- Solved
@@ -505,11 +489,6 @@ def main(monkeypatch, capsys):
 
     yield main
     signal.signal(signal.SIGINT, handler)
-
-
-def results(run: Path) -> dict:
-    with np.load(run / "results.npz") as file:
-        return {name: file[name] for name in file.files}
 
 
 @pytest.fixture(scope="module")

@@ -13,17 +13,11 @@ from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
 
 import scorer_dqn as dqn
 from environments import KNOWN, Counter, Limit, Probe, ProbeParams
+from helpers import tree_equal
 
 SMALL = dict(env="CartPole-v1", num_envs=4, buffer_size=400, batch_size=8, learning_starts=16, total_timesteps=160,
              hidden_dim=8, target_update_interval=40)  # control preset: tanh, no norm, clip at 0.3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Compiling dominates these tests, and how well it is done matters only where `optimized` is asked for."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture
@@ -45,11 +39,6 @@ def make_train(args, env, env_params):
     """The script's make_train, with the follower's rate that args has in init."""
     init, *others = dqn.make_train(args, env, env_params)
     return lambda seed: init(seed, jnp.float32(args.follower_learning_rate or 0.0)), *others
-
-
-def tree_equal(a, b) -> bool:
-    """Bit for bit."""
-    return jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(np.asarray(x), np.asarray(y)), a, b))
 
 
 def trace(monkeypatch, **args):

@@ -17,18 +17,12 @@ from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
 
 import scorer_pqn as pqn
 from environments import KNOWN, Counter, Limit, Probe, ProbeParams
+from helpers import results, tree_equal
 
 ROOT = Path(__file__).parents[1]
 SMALL = dict(env="CartPole-v1", num_envs=4, num_steps=8, num_minibatches=4, num_epochs=2, total_timesteps=320,
              latent_dim=8, hidden_dim=8)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Compiling dominates these tests."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def setup(env=None, env_params=None, **args):
@@ -42,11 +36,6 @@ def make_train(args, env, env_params):
     """The script's make_train, with the follower's rate that args has in init."""
     init, *others = pqn.make_train(args, env, env_params)
     return lambda seed: init(seed, jnp.float32(args.follower_learning_rate or 0.0)), *others
-
-
-def tree_equal(a, b) -> bool:
-    """Bit for bit."""
-    return jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(np.asarray(x), np.asarray(y)), a, b))
 
 
 # -------------------- Lambda-returns
@@ -314,9 +303,7 @@ def finish(process, code=0):
     """Standard output and the run's results, once it has ended with this exit code."""
     out, err = process.communicate(timeout=180)
     assert process.returncode == code, err
-    run = Path(re.search(r"(?m)^\S*/scorer_pqn__\S+$", out)[0])
-    with np.load(run / "results.npz") as file:
-        return out, {name: file[name] for name in file.files}
+    return out, results(Path(re.search(r"(?m)^\S*/scorer_pqn__\S+$", out)[0]))
 
 
 @pytest.fixture(scope="module")

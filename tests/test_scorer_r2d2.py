@@ -19,18 +19,12 @@ import optax
 import pytest
 
 import scorer_r2d2 as r2d2
+from helpers import tree_equal
 
 SCRIPT = Path(r2d2.__file__)
 SMALL = dict(num_envs=4, buffer_size=800, batch_size=4, sequence_length=8, burn_in=3, n_step=3, learning_starts=80,
              hidden_dim=8, update_interval=8, total_timesteps=640, target_update_interval=536)  # 67 blocks of 1 update
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Compiling dominates these tests, and how well it is done matters only where `optimized` is asked for."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @flax.struct.dataclass
@@ -94,11 +88,6 @@ def usual():
 def time_major(replay, steps):
     """The first steps in the replay [steps, num_envs, ...]."""
     return jax.tree.map(lambda x: np.swapaxes(x[:, :steps], 0, 1), replay.experience)
-
-
-def tree_equal(a, b) -> bool:
-    """Bit for bit."""
-    return jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(np.asarray(x), np.asarray(y)), a, b))
 
 
 def networks_of(num_actions=2, **args):
