@@ -1,4 +1,4 @@
-"""The paper's printed numbers and thresholds (table "Final IQM return" and appendix "Sample Efficiency Results")."""
+"""The paper's printed numbers and thresholds (tables "Final IQM return", "minigrid", "Sample Efficiency Results")."""
 
 ENVS = ("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "SpaceInvaders-MinAtar")
 
@@ -30,4 +30,16 @@ THRESHOLDS = {
     "Breakout-MinAtar": (17, 20, 25),
     "Freeway-MinAtar": (30, 40, 50),
     "SpaceInvaders-MinAtar": (75, 100, 110),
+}
+
+# Time to threshold on MiniGrid: millions of steps, the number after +-, and the success rate in per cent.
+TIMES = {
+    "Navix-DoorKey-6x6-v0": dict(SCORER=(0.3, 0.0, 100), Baseline=(0.4, 0.0, 100)),
+    "Navix-SimpleCrossingS9N2-v0": dict(SCORER=(0.3, 0.0, 100), Baseline=(0.4, 0.0, 100)),
+    "Navix-DistShift2-v0": dict(SCORER=(0.1, 0.0, 100), Baseline=(0.1, 0.0, 100)),
+    "Navix-LavaGapS6-v0": dict(SCORER=(0.1, 0.0, 100), Baseline=(0.2, 0.0, 100)),
+    "Navix-GoToDoor-8x8-v0": dict(SCORER=(0.2, 0.0, 100), Baseline=(0.3, 0.0, 100)),
+    "Navix-Empty-Random-8x8-v0": dict(SCORER=(0.1, 0.0, 100), Baseline=(0.3, 0.1, 100)),
+    "Navix-Dynamic-Obstacles-6x6-v0": dict(SCORER=(0.5, 0.0, 83), Baseline=(0.7, 0.1, 73)),
+    "Navix-FourRooms-v0": dict(SCORER=(0.6, 0.0, 97), Baseline=(None, None, 0)),
 }

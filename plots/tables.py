@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import stats
 import tyro
-from paper import ENVS, FINAL, SETTINGS, THRESHOLDS
+from paper import ENVS, FINAL, SETTINGS, THRESHOLDS, TIMES
 from records import Method, by_algorithm, by_env, fail, load
 from tyro.conf import Positional
 
@@ -97,18 +97,24 @@ def fastest(times: list[float]) -> list[str]:
 
 
 def time_to_threshold(methods: list[Method]) -> Table:
-    """Time to 99 % of the best method's final IQM on each environment (appendix "Time-to-Threshold")."""
-    rows = []
+    """Time to 99 % of the best method's final IQM on each environment (appendix "Time-to-Threshold"), and the paper's
+    where it prints one (table "minigrid")."""
+    rows, printed = [], False
     for env, group in by_env(methods).items():
         threshold = stats.shared_threshold([scores(method) for method in group])
         for family in by_algorithm(group).values():
             reached = [stats.mean_time(stats.time_to_threshold(m.timesteps, m.returns, threshold)) for m in family]
             for method, result, mark in zip(family, reached, fastest([time.value for time, _ in reached])):
+                paper = TIMES.get(env, {}).get(method.variant) if method.algorithm == "R2D2" else None
+                printed |= paper is not None
+                time, half, rate = paper or (None, None, None)
+                text = f"{time} ± {half} ({rate} %)" if time else f"- ({rate} %)" if paper else ""
                 rows.append([Cell(env), Cell(f"{threshold:.2f}"), Cell(method.algorithm), Cell(method.variant),
-                             Cell(times_text(method, result), mark)])
+                             Cell(times_text(method, result), mark), Cell(text)])
     note = "The threshold is 1 % below the highest final IQM of all methods on that environment. " + SURVIVORS
-    header = ["Environment", "Threshold", "Algorithm", "Variant", "Steps (millions)"]
-    return Table("Time to threshold", header, rows, note)
+    header = ["Environment", "Threshold", "Algorithm", "Variant", "Steps (millions)", "Paper"]
+    columns = len(header) - (not printed)
+    return Table("Time to threshold", header[:columns], [row[:columns] for row in rows], note)
 
 
 def sample_efficiency(env: str, methods: list[Method], thresholds: tuple[float, ...]) -> Table:

@@ -306,6 +306,20 @@ def test_paper_against_here(tmp_path, capsys):
     assert "settings of the paper" in capsys.readouterr().err
 
 
+def test_times_beside_the_papers(tmp_path):
+    """The paper's column is there for R2D2 on its environments alone, and empty for a variant that it lacks."""
+    env, meta = "Navix-FourRooms-v0", dict(script="scorer_r2d2")
+    runs = [write_run(tmp_path / "a", env=env, meta=meta, level=1.0, seeds=(0,)),
+            write_run(tmp_path / "b", env=env, meta=meta, level=0.5, seeds=(0,), **GAME),
+            write_run(tmp_path / "c", env=env, meta=meta, level=0.5, seeds=(0,), **GAME | dict(follower_loss="msbe"))]
+    table = tables.time_to_threshold(records.load(runs))
+    assert table.header[-1] == "Paper"
+    assert [[cell.text for cell in row[3:]] for row in table.rows] == [
+        ["Baseline", "0.001 (1/1)", "- (0 %)"], ["SCORER", "- (0/1)", "0.6 ± 0.0 (97 %)"],
+        ["SCORER (MSBE follower)", "- (0/1)", ""]]
+    assert "Paper" not in tables.time_to_threshold(records.load([write_run(tmp_path / "d", env=env)])).header
+
+
 @pytest.mark.parametrize("env, size", [("Breakout-MinAtar", (80, 80)), ("CartPole-v1", (300, 200))])
 def test_watch(tmp_path, capsys, env, size):
     """An untrained agent of the second of two seeds plays; the picture is the environment's."""
