@@ -1,4 +1,4 @@
-"""Learning curves: IQM return of SCORER and baseline, a row per algorithm and a column per environment.
+"""Learning curves: IQM return of SCORER and baseline, in rows of four environments, for each algorithm.
 
     python plots/learning_curves.py runs/* --out learning_curves.png
 """
@@ -13,7 +13,7 @@ from tyro.conf import Positional
 
 
 def main(runs: Positional[list[Path]], out: Path = Path("learning_curves.png"), smooth: int = 50):
-    """Learning curves: IQM return of SCORER and baseline, a row per algorithm and a column per environment.
+    """Learning curves: IQM return of SCORER and baseline, in rows of four environments, for each algorithm.
 
     Args:
         runs: run folders.
@@ -21,19 +21,21 @@ def main(runs: Positional[list[Path]], out: Path = Path("learning_curves.png"), 
         smooth: recorded points in the rolling mean.
     """
     methods = load(runs)
-    algorithms, envs = by_algorithm(methods), by_env(methods)
     look = style.looks(methods, name="variant")
-    figure, axes = style.panels(len(algorithms), len(envs), out, smooth)
-    for row, algorithm in enumerate(algorithms):
-        for column, env in enumerate(envs):
-            ax = axes[row, column]
-            for method in (method for method in envs[env] if method.algorithm == algorithm):
+    rows = []  # of one algorithm each: its name, and up to four environments with their methods
+    for algorithm, family in by_algorithm(methods).items():
+        envs = list(by_env(family).items())
+        rows += [(algorithm, envs[first : first + 4]) for first in range(0, len(envs), 4)]
+    figure, axes = style.panels(len(rows), max(len(envs) for _, envs in rows), out, smooth)
+    for (algorithm, envs), row in zip(rows, axes):
+        for ax, (env, group) in zip(row, envs):
+            for method in group:
                 estimate = stats.bootstrap(stats.iqm, method.returns)
                 style.draw_curve(ax, method.timesteps, estimate, smooth, **look[method.variant])
-            ax.set_title(env if row == 0 else "")
-        axes[row, 0].set_ylabel(f"{algorithm}\nIQM return")
-    for ax in axes[-1]:
-        ax.set_xlabel("Steps (millions)")
+            ax.set(title=env, xlabel="Steps (millions)")
+        row[0].set_ylabel(f"{algorithm}\nIQM return")
+        for ax in row[len(envs):]:
+            ax.remove()
     style.save(figure, out)
 
 
