@@ -76,7 +76,7 @@ class Args:
 
 OUTPUT = "runs_dir save_model checkpoint_every_minutes resume compilation_cache distributed track wandb_mode".split()
 NAMED, SHOWN = ("scorer",), ("num_members", "target_update_interval")  # in a run's name, and at its start
-GAME = dict(follower_loss="variance", follower_learning_rate=1e-3)  # defaults; the baseline has none of these
+GAME = dict(follower_loss="variance", follower_learning_rate=1e-3)  # the baseline has none; faster ones did worse
 
 def fail(message: str):
     """Ends the program with one sentence on standard error and exit code 2."""
