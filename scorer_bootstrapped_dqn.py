@@ -178,12 +178,12 @@ def masked_mean(x, mask):
     return jnp.sum(mask * x) / jnp.maximum(jnp.sum(mask), 1.0)
 
 def masked_variance(phi, theta, networks, batch, target):
-    """Variance of delta over the transitions that the member learns from: what its perception minimises over phi."""
+    """Var_j[delta_j], the population variance over the batch's mask: what perception minimises over phi."""
     delta = bellman_error(phi, theta, networks, batch, target)
     return masked_mean(jnp.square(delta - masked_mean(delta, batch.mask)), batch.mask)
 
 def masked_msbe(phi, theta, networks, batch, target):
-    """Mean of delta^2 over the same: what a member's control minimises over theta, and the baseline over both."""
+    """mean_j[delta_j^2] over the batch's mask: what control minimises over theta, and the baseline over both."""
     return masked_mean(jnp.square(bellman_error(phi, theta, networks, batch, target)), batch.mask)
 
 leader_loss = masked_msbe  # so that a round of the game is, to the letter, that of scorer_dqn.py

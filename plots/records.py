@@ -18,7 +18,8 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFEr
               zlib.error)  # what a damaged or foreign file may raise
 # Arguments that leave the method the same: runs which differ only in these share a curve.
 NOT_METHOD = {"env", "seed", "num_seeds", "total_timesteps", "diagnostics", "runs_dir", "save_model", "resume",
-              "checkpoint_every_minutes", "compilation_cache", "distributed", "track", "wandb_project", "wandb_mode"}
+              "checkpoint_every_minutes", "compilation_cache", "distributed", "track", "wandb_project", "wandb_mode",
+              "eval_every", "eval_envs"}
 NAMED = {"scorer", "double", "dueling", "follower_loss", "ablation"}  # spelled out in every method's name
 
 
@@ -74,7 +75,8 @@ class Method:
     @property
     def algorithm(self) -> str:
         """The base algorithm, for example Dueling DDQN."""
-        name = self.args["script"].removeprefix("scorer_").upper().replace("BOOTSTRAPPED_", "Bootstrapped ")
+        name = self.args["script"].removeprefix("scorer_").removesuffix("_atari").upper()
+        name = name.replace("BOOTSTRAPPED_", "Bootstrapped ")
         name = name.replace("DQN", "DDQN") if self.args.get("double") else name
         return f"Dueling {name}" if self.args.get("dueling") else name
 

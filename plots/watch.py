@@ -34,6 +34,8 @@ def player(run, index):
     sys.path.insert(0, str(Path(__file__).parents[1]))
     script = importlib.import_module(run.meta["script"])
     args = script.Args(**run.meta["args"])
+    if run.meta["script"] == "scorer_pqn_atari":
+        fail(f"{run.path} is of {args.env}, and Atari cannot be watched here: --eval-every scores its greedy games")
     env, env_params = gymnax.make(args.env)
     perception, control = script.Perception(args), script.Control(args, env.action_space(env_params).n)
     path = run.path.with_name("model.safetensors")

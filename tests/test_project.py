@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(ROOT.glob("*.py"))
 LINES = {"scorer_dqn.py": 522, "scorer_pqn.py": 480, "scorer_bootstrapped_dqn.py": 480, "scorer_r2d2.py": 520,
-         "baird.py": 300}  # at most
+         "baird.py": 300, "scorer_pqn_atari.py": 450}  # at most
 
 
 def script_block(source: str) -> dict:
@@ -54,7 +54,8 @@ def test_one_name_is_one_text():
     for path in SCRIPTS:
         source = path.read_text()
         for node in ast.parse(source).body:
-            own = ("make_train", "resolve", *["main"] * (path.name == "baird.py"))  # the algorithm, and what it accepts
+            own = "make_train", "resolve"  # the algorithm, and what it accepts
+            own += ("main",) * (path.name in ("baird.py", "scorer_pqn_atari.py"))  # no seeds side by side
             if isinstance(node, ast.FunctionDef) and node.name not in own:
                 texts.setdefault(node.name, {})[path.name] = ast.get_source_segment(source, node)
     assert not {name: list(found) for name, found in texts.items() if len(set(found.values())) > 1}
