@@ -97,7 +97,7 @@ def fastest(times: list[float]) -> list[str]:
 
 
 def time_to_threshold(methods: list[Method]) -> Table:
-    """Time to 99 % of the best method's final IQM on each environment (appendix "Time-to-Threshold"), and the paper's
+    """Time to 99 % of the best run's final score on each environment (appendix "Time-to-Threshold"), and the paper's
     where it prints one (table "minigrid")."""
     rows, printed = [], False
     for env, group in by_env(methods).items():
@@ -111,7 +111,7 @@ def time_to_threshold(methods: list[Method]) -> Table:
                 text = f"{time} ± {half} ({rate} %)" if time else f"- ({rate} %)" if paper else ""
                 rows.append([Cell(env), Cell(f"{threshold:.2f}"), Cell(method.algorithm), Cell(method.variant),
                              Cell(times_text(method, result), mark), Cell(text)])
-    note = "The threshold is 1 % below the highest final IQM of all methods on that environment. " + SURVIVORS
+    note = "The threshold is 1 % below the best run's final score on that environment. " + SURVIVORS
     header = ["Environment", "Threshold", "Algorithm", "Variant", "Steps (millions)", "Paper"]
     columns = len(header) - (not printed)
     return Table("Time to threshold", header[:columns], [row[:columns] for row in rows], note)
