@@ -6,8 +6,6 @@ Paper: Martinez et al., "Stackelberg Coupling of Online Representation Learning 
 
     python scorer_r2d2.py --env Navix-Empty-Random-8x8-v0 --scorer --total-timesteps 1e5  # minutes on a laptop
     python scorer_r2d2.py --env Navix-FourRooms-v0 --scorer --num-seeds 30                # the paper's run, for a GPU
-
-`timesteps` counts all steps of all environments, also those on which navix resets one, of which nothing is learned.
 """
 # /// script
 # requires-python = ">=3.11"
@@ -228,8 +226,9 @@ def recurrent_leader_loss(phi, theta, networks, batch, target):
 def recurrent_scorer_update(objective, networks, optimizers, params: Players, opt_state, batch, target):
     """One round of the game (Algorithm 1, lines 10 to 15): the follower's response, then the leader's step on it.
     `batch` and `target` hold a sample for each [2, ...]; the leader's delta is returned too, to set priorities."""
-    follower, leader = (jax.tree.map(lambda x: x[player], (batch, target)) for player in (0, 1))
-    gradient, _ = jax.grad(objective, argnums=0, has_aux=True)(*params, networks, *follower)
+    (follower, returns), leader = (jax.tree.map(lambda x: x[player], (batch, target)) for player in (0, 1))
+    follower = follower._replace(weight=1.0)  # only the leader's errors have importance weights
+    gradient, _ = jax.grad(objective, argnums=0, has_aux=True)(*params, networks, follower, returns)
     change, phi_opt = optimizers.perception.update(gradient, opt_state.perception)
     phi = optax.apply_updates(params.perception, change)
     gradient, delta = jax.grad(recurrent_leader_loss, argnums=1, has_aux=True)(phi, params.control, networks, *leader)
@@ -275,8 +274,8 @@ def make_train(args: Args, env, env_params):
     networks = Players(Perception(args), Control(args, num_actions))
     epsilon = optax.linear_schedule(args.epsilon_start, args.epsilon_end, args.epsilon_steps / args.num_envs)
     round_steps = args.update_interval // args.num_envs  # of all environments
-    period = args.target_update_interval // args.update_interval  # updates between target updates
-    first_round = -(-args.learning_starts // args.update_interval)
+    period = min(args.target_update_interval // args.update_interval, 2**30)  # updates between target updates
+    first_round = args.learning_starts // args.update_interval
     rounds_left = max(1, -(-args.total_timesteps // args.update_interval) - first_round)
     block_rounds = max(n for n in range(1, min(32, rounds_left) + 1) if period % n == 0)  # targets change between
     num_blocks = -(-rounds_left // block_rounds)  # a point of the curves each
@@ -291,8 +290,8 @@ def make_train(args: Args, env, env_params):
     def optimizers(follower_rate):
         slow = adam(args.learning_rate, args.leader_decay_power or 1.0)
         return Players(adam(follower_rate), slow) if args.scorer else slow
-    losses = {"variance": recurrent_follower_loss, "msbe": recurrent_leader_loss}
-    update = partial(recurrent_scorer_update, losses[args.follower_loss]) if args.scorer else recurrent_baseline_update
+    objective = recurrent_leader_loss if args.follower_loss == "msbe" else recurrent_follower_loss
+    update = partial(recurrent_scorer_update, objective) if args.scorer else recurrent_baseline_update
     def random(seed, stream, index=0):
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), index)
     def draw(key, rounds):
@@ -329,15 +328,16 @@ def make_train(args: Args, env, env_params):
         state, _ = play(state, noise)
         batch, target, places = jax.vmap(partial(sample, state), (0, None))(keys, (number - first_round) / num_updates)
         params, opt_state, delta = update(networks, optimizer, state.params, state.opt_state, batch, target)
-        priority = jnp.maximum(sequence_priority(delta, batch.mask[-1]), 1e-6)  # 0 would never be drawn again
-        return state._replace(params=params, opt_state=opt_state, replay=replay.set_priorities(
-            state.replay, places[-1], priority)), None
+        priority = (batch.weight[-1] > 0) * jnp.maximum(sequence_priority(delta, batch.mask[-1]), 1e-6)
+        new_replay = replay.set_priorities(state.replay, places[-1], priority)  # 0 only for what is no sequence
+        return state._replace(params=params, opt_state=opt_state, replay=new_replay), None
     def diagnose(state: State, index) -> dict:
         """Losses on a prioritised batch, and norms."""
         batch, target, _ = sample(state, random(state.seed, 2, index), index / len(timesteps))
-        (variance, delta), (msbe, _) = (loss(*state.params, networks, batch, target) for loss in losses.values())
-        return dict(follower_loss=msbe if args.follower_loss == "msbe" else variance, leader_loss=msbe,
-                    bellman_error_mean=masked_mean(delta, batch.mask), bellman_error_variance=variance,
+        follower, delta = objective(*state.params, networks, batch._replace(weight=1.0), target)
+        leader, mean = recurrent_leader_loss(*state.params, networks, batch, target)[0], masked_mean(delta, batch.mask)
+        return dict(follower_loss=follower, leader_loss=leader, bellman_error_mean=mean,
+                    bellman_error_variance=masked_mean(jnp.square(delta - mean), batch.mask),
                     **{f"{name}_norm": optax.tree.norm(x) for name, x in state.params._asdict().items()})
     def note(state: State, index, values: dict) -> State:
         return state._replace(curves=state.curves | {n: state.curves[n].at[index].set(v) for n, v in values.items()})

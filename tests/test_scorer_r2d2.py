@@ -390,6 +390,18 @@ def test_the_replays_priorities(watched):
     assert sum((one(batch, 1).weight < 1).sum() for batch, _ in seen) > 6
 
 
+def test_what_is_no_sequence_stays_so(usual):
+    """The sum tree's root has drifted upwards, so that a third of what is drawn are leaves beyond its 200 items: their
+    priority stays 0."""
+    state, block = usual(), jax.jit(make_train(scorer=True)[1])
+    nodes = state.replay.sum_tree_state.nodes
+    for index in range(4):
+        tree = state.replay.sum_tree_state.replace(nodes=nodes.at[0].multiply(1.5))
+        state = block(state._replace(replay=state.replay.replace(sum_tree_state=tree)), index)[0]
+        nodes = state.replay.sum_tree_state.nodes
+        assert nodes[255:455].any() and not nodes[455:].any()
+
+
 def test_players_draw_batches_of_their_own(watched, monkeypatch):
     """Valid sequences all: consecutive steps of episodes of 4 + 1; the two batches differ, also from update to update;
     the mask leaves out burn-in, dummy steps and the last step. The baseline draws one."""
@@ -446,14 +458,16 @@ def test_each_player_reads_only_its_batch(play):
 
 @pytest.mark.parametrize("objective", LOSSES)
 def test_leader_answers_the_new_phi(objective, play):
-    """Each player's step is its loss's gradient; the leader's and its errors are those at the new phi."""
+    """Each player's step is its loss's gradient, the follower's without importance weights; the leader's and its errors
+    are those at the new phi."""
     params, batch, target = game(PLAYERS)
     after, delta = play((1.0, 1.0), params, batch, target, objective)
 
     @partial(jax.jit, static_argnums=(0, 1))
     def gap(player, loss, phi):
+        mine = one(batch, player) if player else one(batch)._replace(weight=jnp.ones(5))
         gradient, errors = jax.grad(LOSSES[loss], argnums=player, has_aux=True)(
-            phi, params.control, PLAYERS, one(batch, player), target[player])
+            phi, params.control, PLAYERS, mine, target[player])
         gaps = jax.tree.map(lambda new, old, g: abs(new - old + g).max(), after[player], params[player], gradient)
         return jnp.array([jnp.stack(jax.tree.leaves(gaps)).max(), abs(errors - delta).max()])
 
@@ -538,8 +552,12 @@ def test_intervals_are_whole_steps():
     for interval, period, expected in ((16, 5000, (20, 5000)), (80, 5000, (80, 4960)), (1, 1, (10, 10))):
         args = resolved(num_envs=10, update_interval=interval, target_update_interval=period, buffer_size=10_000)
         assert (args.update_interval, args.target_update_interval) == expected
-    timesteps = make_train(num_envs=10, update_interval=80, learning_starts=100, buffer_size=10_000)[3]
-    assert timesteps[0] == 160 + 80 * (timesteps[1] - timesteps[0]) // 80 and (timesteps % 80 == 0).all()
+    for starts, first_update in ((100, 160), (159, 160), (160, 240)):  # Algorithm 1: at the first interval's end after
+        timesteps = make_train(num_envs=10, update_interval=80, learning_starts=starts, buffer_size=10_000,
+                               total_timesteps=10_000)[3]
+        assert 2 * timesteps[0] - timesteps[1] == first_update - 80 and (timesteps % 80 == 0).all()
+    init, block, *_ = make_train(target_update_interval=10**12)  # never
+    jax.eval_shape(lambda: block(init(jnp.uint32(0)), 0))
 
 
 def test_epsilon():
