@@ -46,7 +46,7 @@ class Args:
     env: tyro.conf.Suppress[str] = ""  # no flag: the two above make the environment's name in the record
     seed: Count = 0  # first seed
     num_seeds: Count = 1  # seeds trained side by side in one program: seed, seed + 1, ...
-    total_timesteps: Count | None = None  # environment steps per seed, rounded up (100 size^2: 100 size episodes)
+    total_timesteps: Count | None = None  # environment steps per seed, rounded up to target updates (100 size^2)
     # The game
     scorer: bool = False  # play the game; without it, the baseline: same layers, one loss, one optimiser
     follower_loss: Literal["variance", "msbe"] | None = None  # the follower's objective (variance)
@@ -239,7 +239,7 @@ def make_train(args: Args, env, env_params):
     last return, no diagnostics, the environment steps at each block's end, and blocks per point of the curves (1)."""
     networks = Players(Perception(args), Control(args))
     rows, members, first_step = args.buffer_size, args.num_members, args.learning_starts
-    period, steps_left = args.target_update_interval, args.total_timesteps - first_step
+    period, steps_left = min(args.target_update_interval, args.total_timesteps), args.total_timesteps - first_step
     block_steps = period * max(1, min(256, steps_left // 250) // period)  # whole periods; some 250 blocks or more
     timesteps = np.arange(first_step + block_steps, first_step + steps_left + block_steps, block_steps)
     def optimizers(follower_rate):

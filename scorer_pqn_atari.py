@@ -42,12 +42,12 @@ class Args:
     env: str = "Pong-v5"  # Atari game of envpool
     seed: Count = 0  # first seed
     num_seeds: Count = 1  # seeds trained one after another: seed, seed + 1, ...
-    total_timesteps: Count = 50_000_000  # environment steps per seed, rounded up; four frames each
+    total_timesteps: Count = 50_000_000  # environment steps per seed, dummies included, rounded up; four frames each
     episodic_life: bool = True  # a lost life ends the episode, but the score counts the whole game (Machado et al.: no)
     clip_rewards: bool = True  # learn from the rewards' signs, but count the points
     sticky_actions: float = 0.0  # probability of repeating the last action instead (Machado et al.: 0.25)
     frame_skip: Count = 4  # frames that an action lasts
-    noop_max: Count = 30  # frames without action at an episode's start: from 1 to so many
+    noop_max: Count = 30  # random number of idle frames at an episode's start, at most
     max_episode_steps: Count = 27_000  # steps after which a game is cut: 108,000 frames, half an hour
     # The game
     scorer: bool = False  # play the game; without it, the baseline: same layers, one loss, one optimiser

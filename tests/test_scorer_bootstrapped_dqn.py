@@ -405,6 +405,7 @@ def test_blocks_are_whole_target_periods(period, block_steps):
     _, _, _, _, timesteps, blocks_per_point = make_train(target_update_interval=period, total_timesteps=1016)
     assert blocks_per_point == 1 and timesteps[0] == 16 + block_steps and set(np.diff(timesteps)) == {block_steps}
     assert timesteps[-2] < 1016 <= timesteps[-1]
+    assert make_train(target_update_interval=10**9, total_timesteps=1016)[-2].tolist() == [16 + 1016]  # never within
 
 
 def test_epsilon():
