@@ -20,7 +20,7 @@ and RL", ICLR 2026, section 5.
 # requires-python = ">=3.11"
 # dependencies = ["jax>=0.10.2,<0.12", "tyro>=1.0.17"]
 # ///
-import itertools, json, sys, time
+import itertools, json, signal, sys, time
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
@@ -233,6 +233,7 @@ def print_table(verdicts):
                   + "".join(f"{(cells == v).sum():11}" for v in (3, 2, 1, 0)))
 
 def main():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a compiled program does not look up: Ctrl-C ends it at once
     args = check(tyro.cli(Args, description=__doc__))
     jax.config.update("jax_platforms", "cpu")  # seven states: an accelerator would do nothing but start kernels
     axes = TABLE if args.table else {name: [getattr(args, name)] for name in TABLE}

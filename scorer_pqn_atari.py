@@ -351,11 +351,11 @@ def rate(advance, carry, steps):
 def main():
     args = tyro.cli(Args, description=__doc__)
     if args.resume:
-        output = {name: getattr(args, name) for name in OUTPUT}
-        if args != Args(**output):
+        given = {word[2:].split("=")[0].removeprefix("no-").replace("-", "_") for word in sys.argv if word[:2] == "--"}
+        if given - {*OUTPUT}:
             fail(f"--resume {args.resume} continues that run with its own arguments; give only output flags beside it")
         try:
-            args = Args(**json.loads((args.resume / "args.json").read_text()) | output)
+            args = Args(**json.loads((args.resume / "args.json").read_text()) | {n: getattr(args, n) for n in OUTPUT})
         except (OSError, ValueError, TypeError) as error:
             fail(f"--resume {args.resume} is not a run of this script: {error}")
     if args.compilation_cache and not jax.config.jax_compilation_cache_dir:
@@ -441,7 +441,7 @@ def main():
     if len(ends):
         save(run / "results.npz", lambda file: np.savez_compressed(file, **record, meta=json.dumps(meta)))
         last = record["returns"][:, ends > 0.9 * ends[-1]].mean()
-        print(f"mean return over the last 10 %: {last:.2f}; saved in {run}", flush=True)
+        print(f"mean return over the last 10 %{'' if meta['complete'] else ', stopped'}: {last:.2f}; saved in {run}")
     else:
         print(f"stopped before the first point of the curves; {run} holds no results", flush=True)
     sys.exit(0 if done == total else 130)

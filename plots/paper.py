@@ -2,10 +2,11 @@
 
 ENVS = ("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "SpaceInvaders-MinAtar")
 
-# What the DQN runs behind FINAL had, so that only like is compared; None: an argument that the baseline lacks.
-# The paper takes time-outs for terminations. Runs that bootstrap through them are shown too, and say so.
-SETTINGS = {"learning_rate": (1e-4,), "batch_size": (64,), "ablation": (None,), "leader_decay_power": (1.0, None),
-            "follower_loss": ("variance", None), "follower_learning_rate": (5e-4, None)}
+# What the runs behind FINAL had, so that only like is compared; None: an argument that the baseline lacks. The paper
+# takes time-outs of DQN for terminations. Runs that bootstrap through them are shown too, and say so.
+GAME = {"leader_decay_power": (1.0, None), "follower_loss": ("variance", None), "follower_learning_rate": (5e-4, None)}
+SETTINGS = {"DQN": GAME | {"learning_rate": (1e-4,), "batch_size": (64,), "ablation": (None,)},
+            "PQN": GAME | {"learning_rate": (2.5e-4,), "td_lambda": (0.65,), "num_epochs": (2,)}}
 
 # (algorithm, variant, row's place among those of that name): final IQM return and the number after +-, in ENVS' order.
 # The paper prints two pairs of rows that are both called DQN.

@@ -102,7 +102,7 @@ def read_run(folder: Path) -> Run:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
         meta = json.loads(str(arrays.pop("meta")))
-        timesteps, seeds, returns = arrays.pop("timesteps"), arrays.pop("seeds"), arrays["returns"]
+        timesteps, seeds, returns = arrays.pop("timesteps"), arrays.pop("seeds"), arrays.get("returns")
         schema, complete = meta["schema"], meta["complete"]
     except UNREADABLE as error:
         fail(f"{path} cannot be read: {error}")
@@ -110,6 +110,8 @@ def read_run(folder: Path) -> Run:
         fail(f"{path} has schema {schema}, but this reader knows only schema {SCHEMA}")
     if not complete:
         fail(f"{path} is of a run that did not finish")
+    if returns is None:
+        fail(f"{path} has no returns (plots/baird.py draws those of baird.py)")
     if len(set(seeds.tolist())) < len(seeds) or (np.diff(timesteps) <= 0).any():
         fail(f"{path} counts a seed twice, or its timesteps do not rise")
     for name, curve in arrays.items():
@@ -138,7 +140,8 @@ def pool(runs: list[Run], details: list[str]) -> Method:
 def load(folders: list[Path]) -> list[Method]:
     """The methods in these run folders, on each environment; plain ones and baselines come first.
 
-    Where runs of one script on one environment differ in an argument, its less usual values enter the names."""
+    Where runs of one script on one environment differ in an argument, its less usual values enter the names: usual is
+    the most frequent one on that environment, and of equally frequent ones the most frequent on all of them."""
     if not folders:
         fail("no run folder was given")
     runs = [read_run(folder) for folder in folders]
@@ -151,8 +154,13 @@ def load(folders: list[Path]) -> list[Method]:
         total = run.meta["args"]["total_timesteps"]
         if total != totals.setdefault(run.env, total):
             fail(f"{run.path} has {total:,} timesteps and another run on {run.env} {totals[run.env]:,}: not comparable")
-    usual = {key: max(seen, key=seen.count) for key, seen in values.items()
-             if len(set(seen)) > 1 and key[2] not in NAMED}
+    usual = {}
+    for key, seen in values.items():
+        everywhere = [value for other, found in values.items() if other[1:] == key[1:] for value in found]
+        counts = {value: (seen.count(value), everywhere.count(value)) for value in seen}
+        if len(counts) > 1 and key[2] not in NAMED:  # where none is the most usual one, all are named
+            most = [value for value, count in counts.items() if count == max(counts.values())]
+            usual[key] = most[0] if len(most) == 1 else None
 
     def details(run: Run) -> list[str]:
         args = run.method

@@ -11,8 +11,9 @@ from records import Method, fail
 from stats import Estimate, rolling_mean
 
 SCORER, BASELINE = "#44229A", "#E69F00"  # dark and light, so told apart in grey and with any colour vision
-OTHERS = [("#009E73", "--"), ("#56B4E9", "-."), ("#CC79A7", (0, (5, 1, 1, 1, 1, 1))), ("#8A5A00", ":"),
-          ("#D55E00", (0, (1, 1))), ("#666666", (0, (8, 2)))]
+COLORS = "#009E73", "#56B4E9", "#CC79A7", "#8A5A00", "#D55E00", "#666666"
+DASHES = "--", "-.", (0, (5, 1, 1, 1, 1, 1)), ":", (0, (8, 2))
+OTHERS = [(COLORS[i % 6], DASHES[i % 5]) for i in range(30)]  # all different
 PANEL = 3.3, 2.5  # inches, one column of a two-column page wide
 
 plt.rcParams.update({

@@ -156,7 +156,8 @@ def speed(methods: list[Method]) -> Table:
 
 def paper_against_here(methods: list[Method]) -> Table:
     """The paper's final IQM return beside these runs', with both 95 % intervals."""
-    alike = [m for m in methods if all(m.args.get(name) in accepted for name, accepted in SETTINGS.items())]
+    alike = [method for method in methods if all(method.args.get(name) in accepted for name, accepted in SETTINGS[
+        "PQN" if method.algorithm == "PQN" else "DQN"].items())]
     rows = []
     for (algorithm, variant, place), numbers in FINAL.items():
         for method in alike:
@@ -191,6 +192,8 @@ def main(runs: Positional[list[Path]], out: Path | None = None, latex: bool = Fa
         paper: only the table of the paper's final returns beside these runs'.
         thresholds: returns for the sample efficiency on every environment, in place of the paper's.
     """
+    if not np.isfinite(thresholds).all():
+        fail(f"--thresholds {' '.join(map(str, thresholds))} must be finite numbers")
     methods = load(runs)
     if paper:
         tables = [paper_against_here(methods)]

@@ -18,6 +18,7 @@ import numpy as np
 import stats
 import tyro
 from flax.traverse_util import unflatten_dict
+from gymnax.visualize import vis_gym
 from PIL import Image
 from records import fail, read_run
 from safetensors.flax import load_file
@@ -32,15 +33,18 @@ BACKGROUND = "#14161C"
 def player(run, index):
     """The environment, its parameters, and act(obs) -> greedy action of the run's seed at `index`."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    script = importlib.import_module(run.meta["script"])
-    args = script.Args(**run.meta["args"])
-    if run.meta["script"] == "scorer_pqn_atari":
-        fail(f"{run.path} is of {args.env}, and Atari cannot be watched here: --eval-every scores its greedy games")
-    env, env_params = gymnax.make(args.env)
-    perception, control = script.Perception(args), script.Control(args, env.action_space(env_params).n)
     path = run.path.with_name("model.safetensors")
+    if run.meta["script"] not in ("scorer_dqn", "scorer_pqn"):
+        fail(f"{run.path} is of {run.env}: only runs of scorer_dqn.py and scorer_pqn.py can be watched here")
     if not path.exists():
         fail(f"{path} does not exist: the run was made without --save-model")
+    script = importlib.import_module(run.meta["script"])
+    try:
+        args = script.Args(**run.meta["args"])
+    except TypeError as error:
+        fail(f"{run.path} is of another version of {run.meta['script']}.py: {error}")
+    env, env_params = gymnax.make(args.env)
+    perception, control = script.Perception(args), script.Control(args, env.action_space(env_params).n)
     params = unflatten_dict({name: leaf[index] for name, leaf in load_file(path).items()}, sep="/")
 
     def act(obs):
@@ -80,14 +84,16 @@ def minatar_frames(obs, zoom: int) -> list[Image.Image]:
     return frames
 
 
-def control_frames(env, env_params, states, width=300) -> list[Image.Image]:
-    """One picture, drawn by gymnax, for each state in the leaves [steps, ...]."""
-    from gymnax.visualize import vis_gym  # needs more packages than the rest
-
+def check_drawable(env):
+    """One sentence and exit code 2 if gymnax cannot draw this environment of classic control."""
     if env.name not in vis_gym.SUPPORTED_GYM_ENVS:
         fail(f"{env.name} cannot be drawn: gymnax draws only {', '.join(vis_gym.SUPPORTED_GYM_ENVS)} and MinAtar")
     if find_spec("pygame") is None:
         fail(f"{env.name} is drawn by gymnax, which needs: pip install 'gymnax[visualize]'")
+
+
+def control_frames(env, env_params, states, width=300) -> list[Image.Image]:
+    """One picture, drawn by gymnax, for each state in the leaves [steps, ...]."""
     os.environ |= dict(SDL_VIDEODRIVER="dummy", SDL_AUDIODRIVER="dummy")  # pictures need no screen and no sound card
     frames = []
     for step in range(len(states.time)):
@@ -111,18 +117,21 @@ def main(run: Positional[Path], out: Path = Path("episode.gif"), episodes: int =
     """
     if min(episodes, max_frames, zoom) < 1:
         fail("--episodes, --max-frames and --zoom must be at least 1")
+    if out.suffix != ".gif":
+        fail(f"--out {out} must end in .gif")
     record = read_run(run)
     seed = int(record.seeds[0]) if which_seed is None else which_seed
     if seed not in record.seeds:
         fail(f"--which-seed {seed} is not in {record.path}: it has seeds {', '.join(map(str, record.seeds))}")
     env, env_params, act = player(record, list(record.seeds).index(seed))
+    if not (minatar := env.name.endswith("-MinAtar")):
+        check_drawable(env)
     returns, lengths, obs, states = jax.tree.map(np.asarray, play(env, env_params, act, episodes))
     mean = stats.bootstrap(np.mean, returns)
     interval = f"[{mean.low:.2f}, {mean.high:.2f}]"
     print(f"{env.name}, seed {seed}: mean return {mean.value:.2f} {interval} over {episodes} greedy episodes")
     shown = np.argsort(returns)[episodes // 2]
     obs, states = jax.tree.map(lambda leaf: leaf[shown, : min(lengths[shown], max_frames)], (obs, states))
-    minatar = env.name.endswith("-MinAtar")
     frames = minatar_frames(obs, zoom) if minatar else control_frames(env, env_params, states)
     out.parent.mkdir(parents=True, exist_ok=True)
     frames[0].save(out, format="GIF", save_all=True, append_images=frames[1:], duration=80 if minatar else 40, loop=0)

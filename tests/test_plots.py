@@ -204,6 +204,10 @@ def test_records_that_do_not_fit_are_refused(tmp_path, capsys, change, words):
     assert words in message and str(tmp_path / "a/results.npz") in message
 
 
+def test_records_of_baird_are_refused(capsys):
+    assert "plots/baird.py" in refused(capsys, next((ROOT / "docs/results/baird").iterdir()))
+
+
 def test_missing_and_damaged_files_are_refused(tmp_path, capsys):
     assert str(tmp_path / "none/results.npz") in refused(capsys, tmp_path / "none")
     path = write_run(tmp_path / "a") / "results.npz"
@@ -212,6 +216,16 @@ def test_missing_and_damaged_files_are_refused(tmp_path, capsys):
     path.write_bytes(b"nonsense")
     assert str(path) in refused(capsys, tmp_path / "a")
     assert "no run folder" in refused(capsys)
+
+
+def test_usual_values_are_the_most_frequent_ones(tmp_path):
+    """Two rates once each on one environment are both named; that which another environment has too is usual."""
+    slow, fast = GAME | dict(follower_learning_rate=2e-4), GAME
+    runs = [write_run(tmp_path / "a", **slow), write_run(tmp_path / "b", **fast)]
+    names = ["SCORER (follower learning rate 0.0002)", "SCORER (follower learning rate 0.0005)"]
+    assert [method.variant for method in records.load(runs)] == names
+    other = write_run(tmp_path / "c", env="Freeway-MinAtar", **fast)
+    assert [method.variant for method in records.load([*runs, other])] == ["SCORER", names[0], "SCORER"]
 
 
 def test_mixtures_are_refused(tmp_path, capsys):
@@ -304,6 +318,33 @@ def test_paper_against_here(tmp_path, capsys):
     with pytest.raises(SystemExit):
         tables.paper_against_here(records.load([write_run(tmp_path / "b", env="CartPole-v1")]))
     assert "settings of the paper" in capsys.readouterr().err
+
+
+def test_pqn_beside_the_paper(tmp_path):
+    """PQN is compared by settings of its own."""
+    pqn = dict(learning_rate=2.5e-4, td_lambda=0.65, num_epochs=2)
+    runs = [write_run(tmp_path / f"{name}", meta=dict(script="scorer_pqn"), **pqn | change)
+            for name, change in (("a", {}), ("b", GAME), ("c", dict(num_epochs=4)))]
+    table = tables.paper_against_here(records.load(runs))
+    assert [[cell.text for cell in row[1:3]] for row in table.rows] == [["PQN", "Baseline"], ["PQN", "SCORER"]]
+
+
+def test_thresholds_are_numbers(tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        tables.main([write_run(tmp_path / "a")], thresholds=(5.0, np.nan))
+    assert end.value.code == 2 and "--thresholds 5.0 nan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("meta, args, out, words", [
+    (dict(script="scorer_r2d2"), {}, "a.gif", "only runs of scorer_dqn.py and scorer_pqn.py"),
+    ({}, dict(colour="blue"), "a.gif", "another version of scorer_dqn.py"), ({}, {}, "a.png", "must end in .gif")])
+def test_watch_refuses_in_one_sentence(tmp_path, capsys, meta, args, out, words):
+    folder = write_run(tmp_path / "run", meta=meta, **args)
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module("watch").main(folder, tmp_path / out)
+    message = capsys.readouterr().err
+    assert end.value.code == 2 and words in message and message.count("\n") == 1
 
 
 def test_times_beside_the_papers(tmp_path):

@@ -92,7 +92,7 @@ def stopped(start, folder, pair):
     head = [process.stdout.readline() for _ in range(3)]
     assert "10%" in head[-1]
     process.send_signal(signal.SIGINT)
-    finish(process, 130)
+    assert "last 10 %, stopped: " in finish(process, 130)[0]
     return Path(head[0].strip())
 
 
@@ -356,7 +356,8 @@ def test_resume_refusals(main, stopped, tmp_path):
     (damaged / "checkpoint.npz").write_bytes(content)
     foreign = shutil.copytree(stopped, tmp_path / "foreign")
     (foreign / "args.json").write_text('{"size": 20}')
-    for run, flags in ((damaged, ()), (tmp_path / "absent", ()), (foreign, ()), (stopped, ("--gamma", 0.9))):
+    for run, flags in ((damaged, ()), (tmp_path / "absent", ()), (foreign, ()), (stopped, ("--gamma", 0.9)), (
+            stopped, ("--env", "Breakout-MinAtar"))):  # the last is a default, but not this run's
         before = tree_bytes(run)
         code, out, err = main("--resume", run, "--runs-dir", tmp_path / "new", *flags)
         assert code == 2 and tree_bytes(run) == before
