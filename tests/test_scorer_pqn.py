@@ -365,7 +365,8 @@ def test_bad_input(flags, words, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("variant", [[], ["--scorer"]], ids=["baseline", "scorer"])
 def test_learns_cartpole(variant, start, tmp_path):
-    """Two seeds, a fifth of the preset's steps: mean return above 150 over the last 10 % (random: 22)."""
-    record = finish(start("--env", "CartPole-v1", "--num-seeds", 2, "--total-timesteps", 1e5, "--runs-dir", tmp_path,
+    """Two seeds, three fifths of the preset's steps: mean return above 300 over the last 10 % (random: 22). With fewer
+    steps, seeds differ too much to tell."""
+    record = finish(start("--env", "CartPole-v1", "--num-seeds", 2, "--total-timesteps", 3e5, "--runs-dir", tmp_path,
                           *variant))[1]
-    assert record["returns"][:, -record["returns"].shape[1] // 10 :].mean() > 150
+    assert record["returns"][:, -record["returns"].shape[1] // 10 :].mean() > 300
