@@ -268,7 +268,7 @@ def make_train(args: Args, env, env_params):
     epsilon = optax.linear_schedule(args.epsilon_start, args.epsilon_end, args.epsilon_steps / args.num_envs)
     rows = args.buffer_size // args.num_envs
     obs_dtype = bool if args.env.endswith("-MinAtar") else None  # binary channels: a quarter of the memory
-    period = args.target_update_interval // args.num_envs  # updates between target updates
+    period = min(args.target_update_interval // args.num_envs, 2**30)  # updates between target updates
     first_step = max(1, -(-args.learning_starts // args.num_envs))
     steps_left = max(1, -(-args.total_timesteps // args.num_envs) - first_step)
     block_steps = max(n for n in range(1, min(256, steps_left) + 1) if period % n == 0)  # targets change between blocks

@@ -456,6 +456,7 @@ def test_learning_rates_end_at_zero(power, monkeypatch, optimized):
     (dict(target_update_interval=12, scorer=True, total_timesteps=52), {True}),  # a block is one period of 3 updates
     (dict(target_update_interval=24, total_timesteps=36, tau=0.25), {False, True}),  # 6, of 5 updates asked for
     (dict(target_update_interval=4000, scorer=True, total_timesteps=8016), {False, True}),  # 1,000: several blocks
+    (dict(target_update_interval=10**12, total_timesteps=36), {False}),  # never
 ])
 def test_target_networks_change_on_schedule(options, kinds):
     """Bit for bit the old ones until the period is over, then the online ones (or tau of the way to them)."""
