@@ -21,7 +21,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import scorer_dqn as dqn
-from helpers import results
+from helpers import finish, results
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scorer_dqn.py"
@@ -58,14 +58,6 @@ def start(folder):
     for process in processes:
         process.kill()
         process.communicate()
-
-
-def finish(process, code=0):
-    """Waits; the exit code must be this one. Standard output and the run folder that it names."""
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == code, err
-    named = re.search(r"(?m)^\S+/scorer_dqn__\S+$", out)  # a process of several prints what joined it first
-    return out, named and Path(named[0])
 
 
 def assert_same_curves(a: dict, b: dict):

@@ -1,7 +1,6 @@
 """scorer_pqn.py: lambda-returns, rollouts, minibatches, schedules, known Q-values, and the script from the outside."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
 
 import scorer_pqn as pqn
 from environments import KNOWN, Counter, Limit, Probe, ProbeParams
-from helpers import results, tree_equal
+from helpers import finish, refusal, results, tree_equal
 
 ROOT = Path(__file__).parents[1]
 SMALL = dict(env="CartPole-v1", num_envs=4, num_steps=8, num_minibatches=4, num_epochs=2, total_timesteps=320,
@@ -299,22 +298,16 @@ def start(tmp_path_factory):
     return start
 
 
-def finish(process, code=0):
-    """Standard output and the run's results, once it has ended with this exit code."""
-    out, err = process.communicate(timeout=180)
-    assert process.returncode == code, err
-    return out, results(Path(re.search(r"(?m)^\S*/scorer_pqn__\S+$", out)[0]))
-
-
 @pytest.fixture(scope="module")
 def whole(start, tmp_path_factory):
-    """A run that nobody disturbed."""
+    """Standard output and folder of a run that nobody disturbed."""
     return finish(start(*TINY, "--save-model", "--runs-dir", tmp_path_factory.mktemp("whole")))
 
 
 def test_record(whole):
     """The record is scorer_dqn.py's, with this script's arguments."""
-    out, record = whole
+    out, run = whole
+    record = results(run)
     meta = json.loads(str(record["meta"]))
     assert meta["script"] == "scorer_pqn" and meta["complete"] and meta["args"]["td_lambda"] == 0.95
     assert record["timesteps"].tolist() == [64 * k for k in range(1, 314)] and record["seeds"].tolist() == [0, 1]
@@ -328,7 +321,7 @@ def test_record(whole):
     assert "num steps 16, num minibatches 4" in out and "2 seeds on 2 x cpu" in out
     sys.path.insert(0, str(ROOT / "plots"))
     import records
-    run = Path(out.split("saved in ")[1].strip())
+    assert run.name.startswith("scorer_pqn__") and str(run) == out.split("saved in ")[1].strip()
     assert records.load([run])[0].label == "SCORER PQN"
 
 
@@ -340,9 +333,10 @@ def test_resume(whole, start, tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    resumed = finish(start("--resume", head[0].strip(), "--runs-dir", tmp_path / "resumed"))[1]
-    for name in whole[1].keys() - {"meta"}:
-        np.testing.assert_array_equal(resumed[name], whole[1][name], err_msg=name)
+    resumed = results(finish(start("--resume", head[0].strip(), "--runs-dir", tmp_path / "resumed"))[1])
+    for name, curve in results(whole[1]).items():
+        if name != "meta":
+            np.testing.assert_array_equal(resumed[name], curve, err_msg=name)
 
 
 @pytest.mark.parametrize("flags, words", [
@@ -353,20 +347,16 @@ def test_resume(whole, start, tmp_path):
     ("--num-seeds 0", ["--num-seeds"])])
 def test_bad_input(flags, words, tmp_path, monkeypatch, capsys):
     """One sentence on standard error that names the flag, exit code 2, and nothing written."""
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1")
     env = [] if "--env" in flags else ["--env", "CartPole-v1"]
-    monkeypatch.setattr(sys, "argv", ["scorer_pqn.py", *env, *flags.split(), "--runs-dir", str(tmp_path / "new")])
-    with pytest.raises(SystemExit) as end:
-        pqn.main()
-    out, err = capsys.readouterr()
-    assert end.value.code == 2 and out == "" and not list(tmp_path.iterdir())
-    assert re.fullmatch(r"error: [^\n]+\n", err) and all(word in err for word in words), err
+    err = refusal(pqn.main, [*env, *flags.split(), "--runs-dir", tmp_path / "new"], monkeypatch, capsys)
+    assert all(word in err for word in words) and not list(tmp_path.iterdir()), err
 
 
 @pytest.mark.parametrize("variant", [[], ["--scorer"]], ids=["baseline", "scorer"])
 def test_learns_cartpole(variant, start, tmp_path):
     """Two seeds, three fifths of the preset's steps: mean return above 300 over the last 10 % (random: 22). With fewer
     steps, seeds differ too much to tell."""
-    record = finish(start("--env", "CartPole-v1", "--num-seeds", 2, "--total-timesteps", 3e5, "--runs-dir", tmp_path,
-                          *variant))[1]
-    assert record["returns"][:, -record["returns"].shape[1] // 10 :].mean() > 300
+    run = finish(start("--env", "CartPole-v1", "--num-seeds", 2, "--total-timesteps", 3e5, "--runs-dir", tmp_path,
+                       *variant))[1]
+    returns = results(run)["returns"]
+    assert returns[:, -returns.shape[1] // 10 :].mean() > 300

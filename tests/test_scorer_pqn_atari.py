@@ -15,14 +15,13 @@ import pytest
 
 import scorer_pqn
 import scorer_pqn_atari as pqn
+from helpers import finish, refusal, results
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "plots"))
 SMALL = dict(env="Breakout-v5", num_envs=4, num_steps=64, num_minibatches=4, total_timesteps=10_000, latent_dim=8,
              hidden_dim=8, epsilon_end=1.0)
 ROLLOUTS = 4  # 256 steps of random play, in which every environment loses lives and some the game
-
-
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
@@ -278,25 +277,18 @@ def start(tmp_path_factory):
     return start
 
 
-def finish(process, code=0):
-    """Standard output, the run's folder and results, once it has ended with this exit code."""
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == code, err
-    run = Path(re.search(r"(?m)^\S*/scorer_pqn_atari__\S+$", out)[0])
-    with np.load(run / "results.npz") as file:
-        return out, run, {name: file[name] for name in file.files}
-
-
 @pytest.fixture(scope="module")
 def whole(start, tmp_path_factory):
-    """A run that nobody disturbed."""
-    return finish(start(*TINY, "--save-model", "--runs-dir", tmp_path_factory.mktemp("whole")))
+    """Standard output, folder and results of a run that nobody disturbed."""
+    out, run = finish(start(*TINY, "--save-model", "--runs-dir", tmp_path_factory.mktemp("whole")), timeout=300)
+    return out, run, results(run)
 
 
 def test_record(whole, start):
     """The record of the other scripts, and what is Atari's; acting is compiled for one pool and never stored."""
     out, run, record = whole
     meta = json.loads(str(record["meta"]))
+    assert run.name.startswith("scorer_pqn_atari__Breakout-v5__scorer__s0__")
     assert meta["script"] == "scorer_pqn_atari" and meta["complete"] and meta["args"]["follower_learning_rate"] == 5e-4
     assert record["timesteps"].tolist() == [32 * k for k in range(1, 31)] and record["seeds"].tolist() == [0, 1]
     curves = {"returns", "human_normalized", "episodes", "dummies", "eval_returns"}
@@ -345,8 +337,7 @@ def test_resume(whole, start, tmp_path):
     process.send_signal(signal.SIGINT)
     run = Path(head[0].strip())
     assert process.wait(timeout=60) == 130, process.stderr.read()
-    with np.load(run / "results.npz") as file:
-        stopped = {name: file[name] for name in file.files}
+    stopped = results(run)
     points = len(stopped["timesteps"])
     assert 0 < points < 30 and not json.loads(str(stopped["meta"]))["complete"]
     args = pqn.Args(**json.loads((run / "args.json").read_text()) | dict(runs_dir=tmp_path))
@@ -356,7 +347,8 @@ def test_resume(whole, start, tmp_path):
     same = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)  # another compiler's bits
     jax.tree.map(same, states[1], jax.device_get(jax.jit(init)(np.uint32(1))))
     assert np.array_equal(states[0].curves["returns"][:points], stopped["returns"][0], equal_nan=True)
-    out, _, resumed = finish(start("--resume", run, "--runs-dir", tmp_path / "resumed"))
+    out, run = finish(start("--resume", run, "--runs-dir", tmp_path / "resumed"), timeout=300)
+    resumed = results(run)
     assert "learner continues exactly" in out and "games start anew" in re.sub(r"\s+", " ", out)
     for name in whole[2].keys() - {"meta"}:
         curve, before = resumed[name], whole[2][name]
@@ -379,19 +371,13 @@ def test_resume(whole, start, tmp_path):
     ("--total-timesteps 1e12", ["--total-timesteps"]), ("--resume absent", ["--resume absent"])])
 def test_bad_input(flags, words, tmp_path, monkeypatch, capsys):
     """One sentence on standard error that names the flag, exit code 2, and nothing written."""
-    monkeypatch.setattr(sys, "argv", ["scorer_pqn_atari.py", *flags.split(), "--runs-dir", str(tmp_path / "new")])
-    with pytest.raises(SystemExit) as end:
-        pqn.main()
-    out, err = capsys.readouterr()
-    assert end.value.code == 2 and out == "" and not list(tmp_path.iterdir())
-    assert re.fullmatch(r"error: [^\n]+\n", err) and all(word in err for word in words), err
+    err = refusal(pqn.main, [*flags.split(), "--runs-dir", tmp_path / "new"], monkeypatch, capsys)
+    assert all(word in err for word in words) and not list(tmp_path.iterdir()), err
 
 
 def test_unwritable_runs_dir(tmp_path, monkeypatch, capsys):
     """A folder below a regular file cannot be made; the file stays."""
     (tmp_path / "file").write_text("precious")
-    monkeypatch.setattr(sys, "argv", ["scorer_pqn_atari.py", "--runs-dir", str(tmp_path / "file" / "runs")])
-    with pytest.raises(SystemExit) as end:
-        pqn.main()
-    assert end.value.code == 2 and re.fullmatch(r"error: --runs-dir [^\n]+\n", capsys.readouterr().err)
+    err = refusal(pqn.main, ["--runs-dir", tmp_path / "file" / "runs"], monkeypatch, capsys)
+    assert err.startswith("error: --runs-dir ")
     assert (tmp_path / "file").read_text() == "precious"
