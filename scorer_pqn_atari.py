@@ -265,8 +265,8 @@ def make_train(args: Args, num_actions: int):
     num_blocks = blocks_per_point * -(-args.total_timesteps // (size * blocks_per_point))
     timesteps = size * np.arange(1, num_blocks + 1)
     num_updates = max(1, round(args.decay_share * num_blocks * args.num_epochs * args.num_minibatches))
-    epsilon_steps = args.epsilon_share * num_blocks * args.num_steps
-    epsilon = optax.linear_schedule(args.epsilon_start, args.epsilon_end, epsilon_steps)
+    num_steps = num_blocks * args.num_steps
+    epsilon = optax.linear_schedule(args.epsilon_start, args.epsilon_end, args.epsilon_share * num_steps)
     def radam(rate, power=1.0):  # clipped; the rate falls to exactly 0 over --decay-share of the updates made
         scheduled = optax.radam(lambda count: rate * (jnp.maximum(num_updates - count, 0) / num_updates) ** power)
         return optax.chain(optax.clip_by_global_norm(args.max_grad_norm), scheduled)
@@ -320,7 +320,7 @@ def make_train(args: Args, num_actions: int):
             return later._replace(scores=jnp.where(jnp.isnan(games.scores), later.scores, games.scores))
         games = jax.lax.while_loop(lambda games: jnp.isnan(games.scores).any(), greedily, games)
         return note(state, index, dict(eval_returns=games.scores.mean()))
-    return init, play, learn, evaluate, timesteps, blocks_per_point
+    return init, play, learn, jax.jit(evaluate, static_argnums=0), timesteps, blocks_per_point
 
 # ------------------------------ The run ------------------------------------------------------------------------------
 def save(path: Path, write):
@@ -392,14 +392,14 @@ def main():
         number, index = np.divmod(np.int32(done), np.int32(blocks))
         state, starting = states[number], time.time()
         if games is None or index == 0:
-            pool, pool_step, start = make_pool(args.num_envs, seeds[number], index)
-            arena, arena_step, match = make_pool(args.eval_envs, seeds[number], index, 1, episodic_life=False)
-            games, evaluator = start(state.scores), jax.jit(partial(evaluate, arena_step))
+            _, pool_step, start = make_pool(args.num_envs, seeds[number], index)
+            games = start(state.scores)
+            if args.eval_every:
+                _, arena_step, match = make_pool(args.eval_envs, seeds[number], index, 1, episodic_life=False)
             if done == first:  # alike for all seeds
                 like = jax.eval_shape(partial(play, pool_step), state, games, index)[2]
                 update = jax.jit(learn, donate_argnums=0).lower((state.params, state.opt_state), *like, index).compile()
-                # what is compiled from here on contains the address of a pool: of no use to another process
-                jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
+                jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)  # the rest holds a pool's address
             actor = jax.jit(partial(play, pool_step), donate_argnums=(0, 1)).lower(state, games, index).compile()
             compile_seconds, began = compile_seconds + time.time() - starting, began + time.time() - starting
         state, games, rollout, mean = actor(state, games, index)
@@ -408,7 +408,7 @@ def main():
             players = update(players, *rollout, np.int32(minibatch))  # convolutions are ten times slower
         state = state._replace(params=players[0], opt_state=players[1])
         if args.eval_every and timesteps[index] % args.eval_every < size:
-            state = jax.block_until_ready(evaluator(state, match(jnp.full(args.eval_envs, jnp.nan)), index))
+            state = jax.block_until_ready(evaluate(arena_step, state, match(jnp.full(args.eval_envs, jnp.nan)), index))
         states[number] = state
         bar.set_postfix_str(f"return {float(mean):.2f}")  # waits for acting alone: a GPU still has updates to make
         bar.update(size)

@@ -156,7 +156,7 @@ class Perception(nn.Module):
             return jnp.where(last[:, None], 0.0, z), z
         def run(carry, obs, last):
             x = inputs(jnp.tanh(embed(l2_norm(obs.astype(jnp.float32)))))
-            return jax.lax.scan(step, carry, (x, last), unroll=10)  # one at a time takes a GPU a third longer
+            return jax.lax.scan(step, carry, (x, last), unroll=10)  # one by one takes a GPU a quarter longer
         obs = obs.reshape(*last.shape, -1)
         carry, past = jax.lax.stop_gradient(run(carry, obs[:start], last[:start]))
         carry, z = run(carry, obs[start:], last[start:])
