@@ -33,8 +33,8 @@ Config = namedtuple("Config", KEY, defaults=(True, False, None, 1))  # num_envs 
 
 
 def start(script: Path, flags: list, folder: Path, **environment) -> dict | None:
-    """The meta of the record that the script writes, with `timesteps` (environment steps per seed) and `wall_seconds`
-    (of the whole process); None where memory did not suffice. Any other failure ends this program in one sentence."""
+    """The meta of the record that the script writes, with `timesteps` (environment steps per seed in its `seconds`) and
+    `wall_seconds` (of the whole process); None where memory did not suffice. Other failures end in one sentence."""
     command = [str(word) for word in (sys.executable, script, *flags, "--runs-dir", folder)]
     inherited = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     began = time.monotonic()
@@ -47,7 +47,9 @@ def start(script: Path, flags: list, folder: Path, **environment) -> dict | None
         message = lines[1] if done.stderr.startswith("╭") else lines[-1] if lines else ""  # tyro draws a box
         fail(f"{' '.join(command[1:-2])} ended with exit code {done.returncode}: {message}")
     with np.load(next(folder.glob("*/results.npz"))) as file:
-        return json.loads(str(file["meta"])) | dict(timesteps=int(file["timesteps"][-1]), wall_seconds=wall_seconds)
+        ends = file["timesteps"]  # evenly spaced, from the end of what is made before the first update, not timed
+        timesteps = ends[-1] - ends[0] + (ends[1] - ends[0] if len(ends) > 1 else ends[0])
+        return json.loads(str(file["meta"])) | dict(timesteps=int(timesteps), wall_seconds=wall_seconds)
 
 
 def measure(configs: list[Config], env: str | None, steps: int, repeats: int, one: dict, runs: list[dict]):
