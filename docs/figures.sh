@@ -18,6 +18,9 @@ figure() { python "plots/$1.py" --out "docs/images/$2.png" "${@:3}"; }
   figure representation representation $baseline ${dqn}scorer__s0__*-025247*
   figure learning_curves control docs/results/control/*
   figure learning_curves minigrid docs/results/minigrid/* --smooth 10
+  figure learning_curves atari docs/results/atari/*{Phoenix,Pong,Qbert}* --smooth 10
   figure deep_sea deep_sea docs/results/deep_sea/*
   figure baird baird docs/results/baird/baird__Baird__sampled-balanced__*
 }
+python plots/speed.py --saved docs/results/speed/h200/{dqn,grow}.json --grow --figure docs/images/growth.png
+
