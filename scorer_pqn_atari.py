@@ -47,8 +47,8 @@ class Args:
     clip_rewards: bool = True  # learn from the rewards' signs, but count the points
     sticky_actions: float = 0.0  # probability of repeating the last action instead (Machado et al.: 0.25)
     frame_skip: Count = 4  # frames that an action lasts
-    noop_max: Count = 30  # random number of idle frames at an episode's start, at most
-    max_episode_steps: Count = 27_000  # steps after which a game is cut: 108,000 frames, half an hour
+    noop_max: Count = 30  # random number of idle frames at an episode's start, at most; envpool also presses FIRE there
+    max_episode_steps: Count = 27_000  # steps after which a game is cut: of four frames each, half an hour
     # The game
     scorer: bool = False  # play the game; without it, the baseline: same layers, one loss, one optimiser
     follower_loss: Literal["variance", "msbe"] | None = None  # the follower's objective (variance)
@@ -70,8 +70,8 @@ class Args:
     bootstrap_at_timeout: bool = True  # off: a time-out counts as a termination
     latent_dim: Count = 256  # width of perception's last layer
     hidden_dim: Count = 256  # width of control's hidden layer
-    eval_every: Count | None = None  # environment steps between evaluations: whole greedy games, others than training's
-    eval_envs: Count = 8  # games of an evaluation, side by side
+    eval_every: Count | None = None  # environment steps between evaluations by greedy games; their time counts as well
+    eval_envs: Count = 8  # games of an evaluation, side by side and with training's options
     # Output, and how to run
     runs_dir: Path = Path("runs")  # the folder that gets one folder per run
     save_model: bool = False  # write model.safetensors, all seeds, names perception/... and control/...
@@ -114,31 +114,28 @@ def check_numbers(args, limits: dict):
 
 def resolve(args: Args):
     """args with the game's values where unset; make_pool(size, *key) -> an envpool with seeds drawn from the key, its
-    step function, start(scores) -> new Games after these; the number of actions. Bad input ends in one sentence."""
+    step function, start(scores) -> Games from their start, with these last scores; the number of actions."""
     for name, value in GAME.items():
         if getattr(args, name) is not None and not args.scorer:
             fail(f"--{name.replace('_', '-')} {getattr(args, name)} needs --scorer")
         args = replace(args, **{name: value}) if args.scorer and getattr(args, name) is None else args
     limits = dict.fromkeys("gamma td_lambda epsilon_start epsilon_end sticky_actions".split(), (0, 1))
-    limits |= dict.fromkeys("frame_skip noop_max max_episode_steps".split(), (1, 10**6))
-    check_numbers(args, limits | dict(
-        epsilon_share=(1e-9, 1), decay_share=(1e-9, 1), num_seeds=(1, 2**31), seed=(0, max(0, 2**32 - args.num_seeds)),
-        total_timesteps=(1, 2**30 // max(1, args.num_epochs))))
+    limits |= dict.fromkeys("frame_skip noop_max max_episode_steps eval_envs".split(), (1, 10**6))
+    check_numbers(args, limits | dict(total_timesteps=(1, 2**30 // max(1, args.num_epochs)), epsilon_share=(1e-9, 1),
+                  decay_share=(1e-9, 1), num_seeds=(1, 2**31), seed=(0, max(0, 2**32 - args.num_seeds))))
     if (size := args.num_envs * args.num_steps) % args.num_minibatches:
         fail(f"--num-minibatches {args.num_minibatches} must divide the {size} steps of a rollout")
     known = [name for name, (module, *_) in envpool.registration.registry.specs.items() if module == "envpool.atari"]
     if args.env not in known:
         near = difflib.get_close_matches(args.env, known, cutoff=0.4) or known
         fail(f"--env {args.env} is no Atari game of envpool; near names: {', '.join(near)}")
-    make = partial(envpool.make, args.env, "gymnasium", episodic_life=args.episodic_life, reward_clip=args.clip_rewards,
-                   repeat_action_probability=args.sticky_actions, frame_skip=args.frame_skip, noop_max=args.noop_max,
-                   max_episode_steps=args.max_episode_steps)
-    def make_pool(size, *key, **options):  # a seed for each environment: from one s, envpool gives environment i s + i
+    options = {n: getattr(args, n) for n in "episodic_life frame_skip noop_max max_episode_steps".split()}
+    options |= dict(reward_clip=args.clip_rewards, repeat_action_probability=args.sticky_actions)
+    def make_pool(size, *key):  # a seed for each environment: from one s, envpool gives environment i s + i
         seeds, new = np.random.default_rng(key).choice(2**31 - 1, size, replace=False), jnp.zeros(size)
-        pool = make(num_envs=size, seed=seeds.tolist(), **options)
-        handle, _, _, pool_step = pool.xla()
-        return pool, pool_step, lambda scores: Games(
-            jnp.array(handle), jnp.array(pool.reset()[0]), new > 0, new, jnp.array(scores))
+        pool = envpool.make(args.env, "gymnasium", num_envs=size, seed=seeds.tolist(), **options)
+        handle, _, _, step = pool.xla()
+        return pool, step, lambda last: Games(jnp.array(handle), jnp.array(pool.reset()[0]), new > 0, new, last + 0)
     return args, make_pool, envpool.make_spec(args.env).action_space.n
 
 # ------------------------------ Networks ------------------------------------------------------------------------------
@@ -255,9 +252,9 @@ class Games(NamedTuple):
     scores: jax.Array  # [num_envs], of the last completed game, NaN before
 
 def make_train(args: Args, num_actions: int):
-    """One seed's training in parts: init(seed) -> State; play(pool_step, state, games, index) acts for a rollout, block
-    `index`; learn(players, flat, minibatches, number) is one update on it; evaluate(pool_step, state, games, index) ->
-    State with the score of greedy games; the environment steps at each block's end, and blocks per point of a curve."""
+    """One seed's training: init(seed) -> State; play(pool_step, state, games, index) acts for rollout `index`; learn(
+    players, flat, minibatches, number) is one update on it; evaluate(pool_step, state, games, index) -> State with the
+    score of greedy games; the environment steps at each rollout's end, and rollouts per point of a curve."""
     networks = Players(Perception(args), Control(args, num_actions))
     objective = masked_msbe if args.follower_loss == "msbe" else masked_variance
     shape, size = (args.num_steps, args.num_envs), args.num_steps * args.num_envs  # of a rollout
@@ -320,7 +317,7 @@ def make_train(args: Args, num_actions: int):
             return later._replace(scores=jnp.where(jnp.isnan(games.scores), later.scores, games.scores))
         games = jax.lax.while_loop(lambda games: jnp.isnan(games.scores).any(), greedily, games)
         return note(state, index, dict(eval_returns=games.scores.mean()))
-    return init, play, learn, jax.jit(evaluate, static_argnums=0), timesteps, blocks_per_point
+    return init, play, learn, evaluate, timesteps, blocks_per_point
 
 # ------------------------------ The run ------------------------------------------------------------------------------
 def save(path: Path, write):
@@ -395,7 +392,8 @@ def main():
             _, pool_step, start = make_pool(args.num_envs, seeds[number], index)
             games = start(state.scores)
             if args.eval_every:
-                _, arena_step, match = make_pool(args.eval_envs, seeds[number], index, 1, episodic_life=False)
+                _, arena_step, match = make_pool(args.eval_envs, seeds[number], index, 1)
+                judge = jax.jit(partial(evaluate, arena_step))
             if done == first:  # alike for all seeds
                 like = jax.eval_shape(partial(play, pool_step), state, games, index)[2]
                 update = jax.jit(learn, donate_argnums=0).lower((state.params, state.opt_state), *like, index).compile()
@@ -406,15 +404,15 @@ def main():
         players, done = (state.params, state.opt_state), done + 1
         for minibatch in range(args.num_epochs * args.num_minibatches):  # no scan: within one, a CPU's gradients of
             players = update(players, *rollout, np.int32(minibatch))  # convolutions are ten times slower
-        state = state._replace(params=players[0], opt_state=players[1])
-        if args.eval_every and timesteps[index] % args.eval_every < size:
-            state = jax.block_until_ready(evaluate(arena_step, state, match(jnp.full(args.eval_envs, jnp.nan)), index))
+        state, point = state._replace(params=players[0], opt_state=players[1]), done % blocks_per_point == 0
+        if args.eval_every and point and timesteps[index] % args.eval_every < size * blocks_per_point:
+            state = jax.block_until_ready(judge(state, match(jnp.full(args.eval_envs, jnp.nan)), index))
         states[number] = state
         bar.set_postfix_str(f"return {float(mean):.2f}")  # waits for acting alone: a GPU still has updates to make
         bar.update(size)
         if not terminal and 10 * bar.n // bar.total > 10 * (bar.n - size) // bar.total:
             print(bar, flush=True)
-        if args.track and done % blocks_per_point == 0:
+        if args.track and point:
             wandb.log({n: float(curve[index // blocks_per_point]) for n, curve in state.curves.items()}, step=bar.n)
         if time.time() - saved > 60 * minutes or stop and minutes < np.inf:
             leaves, saved = jax.tree.leaves((jax.device_get(states), done, time.time() - began)), time.time()
@@ -427,23 +425,25 @@ def main():
     meta = dict(schema=1, script=stem, args=its_args, device=device, num_devices=1, seconds=time.time() - began,
                 compile_seconds=compile_seconds, complete=done == total,
                 versions={name: version(name) for name in "jax jaxlib flax optax envpool".split()})
+    def write(meta):
+        save(run / "results.npz", lambda file: np.savez_compressed(file, **record, meta=json.dumps(meta)))
+    if args.save_model:
+        model = jax.tree.map(lambda *seeds: np.stack(seeds), *[seed.params._asdict() for seed in states])
+        save(run / "model.safetensors", lambda file: file.write(to_safetensors(flatten_dict(model, sep="/"))))
+    if len(ends):
+        write(meta)
+        last = record["returns"][: max(1, done // blocks), ends > 0.9 * ends[-1]].mean()  # of whole seeds
+        print(f"mean return over the last 10 %{'' if meta['complete'] else ', stopped'}: {last:.2f}; saved in {run}")
+    else:
+        print(f"stopped before the first point of the curves; {run} holds no results", flush=True)
     if done == total > first:
         actions = jax.random.randint(jax.random.key(0), (args.num_steps, args.num_envs), 0, num_actions)
         alone = jax.jit(lambda handle: jax.lax.scan(lambda x, a: (pool_step(x, a)[0], None), handle, actions)[0])
         speed, best = size * (done - first) / (meta["seconds"] - seconds), rate(alone, jnp.copy(games.handle), size)
         acting = rate(lambda carry: actor(*carry, index)[:2], (state, games), size)
-        meta |= dict(steps_per_second=speed, acting_steps_per_second=acting, envpool_steps_per_second=best)
+        write(meta | dict(steps_per_second=speed, acting_steps_per_second=acting, envpool_steps_per_second=best))
         print(f"{speed:,.0f} environment steps/s, {speed / best:.0%} of what envpool alone gives with random actions "
               f"({best:,.0f}/s); while only acting, {acting / best:.0%}", flush=True)
-    if args.save_model:
-        model = jax.tree.map(lambda *seeds: np.stack(seeds), *[seed.params._asdict() for seed in states])
-        save(run / "model.safetensors", lambda file: file.write(to_safetensors(flatten_dict(model, sep="/"))))
-    if len(ends):
-        save(run / "results.npz", lambda file: np.savez_compressed(file, **record, meta=json.dumps(meta)))
-        last = record["returns"][:, ends > 0.9 * ends[-1]].mean()
-        print(f"mean return over the last 10 %{'' if meta['complete'] else ', stopped'}: {last:.2f}; saved in {run}")
-    else:
-        print(f"stopped before the first point of the curves; {run} holds no results", flush=True)
     sys.exit(0 if done == total else 130)
 
 if __name__ == "__main__":

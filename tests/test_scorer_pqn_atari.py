@@ -219,11 +219,11 @@ def test_networks():
 def test_evaluation():
     """The mean of the first whole game's score of each environment, as greedy play outside XLA gets it, twice."""
     args, make_pool, parts, state = setup(max_episode_steps=150)
-    _, pool_step, start = make_pool(4, 3, 1, episodic_life=False)
+    _, pool_step, start = make_pool(4, 3, 1)
     evaluate = jax.jit(partial(parts["evaluate"], pool_step))
     networks = pqn.Players(pqn.Perception(args), pqn.Control(args, 4))
     greedy = jax.jit(lambda obs: pqn.q_values(networks, *state.params, obs).argmax(axis=-1))
-    pool = make_pool(4, 3, 1, episodic_life=False)[0]
+    pool = make_pool(4, 3, 1)[0]
     for point in (2, 5):  # games that the first evaluation did not finish are not gone on with in the second
         state = evaluate(state, start(jnp.full(4, jnp.nan)), np.int32(point))
         (obs, _), scores, first = pool.reset(), np.zeros(4), np.full(4, np.nan)
@@ -359,12 +359,55 @@ def test_resume(whole, start, tmp_path):
         np.testing.assert_array_equal(curve, before, err_msg=name)
 
 
+@pytest.fixture
+def main_here(tmp_path, monkeypatch, capsys):
+    """Runs main in this process: exit code, standard output and record. Signals and settings stay as before."""
+    def run(*flags):
+        argv = ["scorer_pqn_atari.py", *TINY, "--no-compilation-cache", "--runs-dir", str(tmp_path), *flags]
+        monkeypatch.setattr(sys, "argv", argv)
+        with pytest.raises(SystemExit) as end:
+            pqn.main()
+        return end.value.code, capsys.readouterr().out, results(next(tmp_path.iterdir()))
+
+    name = "jax_persistent_cache_min_compile_time_secs"
+    handler, seconds = signal.getsignal(signal.SIGINT), getattr(jax.config, name)
+    yield run
+    signal.signal(signal.SIGINT, handler)
+    jax.config.update(name, seconds)
+
+
+def test_saved_before_speeds_are_measured(main_here, monkeypatch):
+    """A process that ends while it measures speeds has saved its whole run."""
+    monkeypatch.setattr(pqn, "rate", lambda *_: sys.exit(99))
+    code, out, record = main_here()
+    meta = json.loads(str(record["meta"]))
+    assert code == 99 and "saved in" in out and meta["complete"] and "steps_per_second" not in meta
+    assert not np.isnan(record["returns"][:, -1]).any()
+
+
+def test_stopped_in_the_second_seed(main_here, monkeypatch):
+    """What is printed is the mean of the seeds that are whole, here the first."""
+    class Bar(pqn.tqdm):
+        def update(self, n):
+            super().update(n)
+            if self.n == 40 * 32:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(pqn, "tqdm", Bar)
+    code, out, record = main_here()
+    returns, ends = record["returns"], record["timesteps"]
+    assert code == 130 and np.isnan(returns[1, -1]) and not np.isnan(returns[0, -1]) and returns.shape == (2, 30)
+    printed = re.search(r"over the last 10 %, stopped: (\S+);", out)[1]
+    assert float(printed) == pytest.approx(returns[0, ends > 0.9 * ends[-1]].mean(), abs=0.005)
+
+
 @pytest.mark.parametrize("flags, words", [
     ("--env Pongg-v5", ["--env Pongg-v5", "Pong-v5"]), ("--env Breakout", ["Breakout-v5"]),
     ("--env Ant-v5", ["no Atari game"]), ("--num-minibatches 3", ["--num-minibatches", "divide"]),
     ("--td-lambda 1.5", ["--td-lambda"]), ("--sticky-actions 2", ["--sticky-actions"]),
     ("--frame-skip 0", ["--frame-skip"]), ("--noop-max 0", ["--noop-max"]), ("--eval-every 0", ["--eval-every"]),
-    ("--eval-envs 0", ["--eval-envs"]), ("--max-episode-steps 0", ["--max-episode-steps"]),
+    ("--eval-envs 0", ["--eval-envs"]), ("--eval-envs 1e10", ["--eval-envs"]),
+    ("--max-episode-steps 0", ["--max-episode-steps"]),
     ("--num-envs 0", ["--num-envs"]), ("--num-steps 0", ["--num-steps"]), ("--num-epochs -1", ["--num-epochs"]),
     ("--follower-loss msbe", ["--follower-loss", "--scorer"]), ("--scorer --follower-learning-rate 0", ["0.0"]),
     ("--learning-rate nan", ["--learning-rate"]), ("--num-seeds 0", ["--num-seeds"]),
