@@ -10,7 +10,7 @@ import numpy as np
 import stats
 import style
 import tyro
-from records import SCHEMA, UNREADABLE, fail
+from records import SCHEMA, UNREADABLE, fail, read_arrays
 from tyro.conf import Positional
 
 SHOWN = 1e-8, 1e6  # a run that leaves upwards has diverged
@@ -20,18 +20,17 @@ LOOKS = {"linear TD": (style.BASELINE, "-"), "SCORER": (style.SCORER, "-")}
 def read(run: Path):
     """Methods' names, updates [T] and both errors [2, methods, seeds, T] of a run of baird.py; or one sentence."""
     path = run / "results.npz"
+    arrays = read_arrays(path)
     try:
-        with np.load(path) as file:
-            meta, timesteps, seeds = json.loads(str(file["meta"])), file["timesteps"], file["seeds"]
-            loss, value_error = file["loss"], file["value_error"]
-        found, methods = [meta["script"], meta["schema"]], meta["methods"]
-        curves = meta["complete"] and not meta["args"]["table"]
+        meta = json.loads(str(arrays["meta"]))
+        if (found := [meta["script"], meta["schema"]]) != ["baird", SCHEMA]:
+            fail(f"{path} is of {found[0]} with schema {found[1]}; needed: baird with schema {SCHEMA}")
+        methods, curves = meta["methods"], meta["complete"] and not meta["args"]["table"]
+        timesteps, seeds, loss, value_error = (arrays[name] for name in ("timesteps", "seeds", "loss", "value_error"))
         shape = len(methods), len(seeds), len(timesteps)
         rise = (np.diff(timesteps) > 0).all()
     except UNREADABLE as error:
         fail(f"{path} cannot be read: {error}")
-    if found != ["baird", SCHEMA]:
-        fail(f"{path} is of {found[0]} with schema {found[1]}; needed: baird with schema {SCHEMA}")
     if not curves:
         fail(f"{path} has no curves: it is of --table, or of a run that did not finish")
     for name, curve in dict(loss=loss, value_error=value_error).items():

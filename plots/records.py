@@ -29,6 +29,26 @@ def fail(message: str):
     sys.exit(2)
 
 
+def write(out: Path, writer):
+    """`writer(out)` in a folder made for it; one sentence where that cannot be written."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        writer(out)
+    except OSError as error:
+        fail(f"--out {out} cannot be written: {error.strerror or error}")
+
+
+def read_arrays(path: Path) -> dict:
+    """The arrays of a results.npz; anything else ends the program."""
+    try:
+        with np.load(path) as file:
+            return {name: file[name] for name in file.files}
+    except FileNotFoundError as error:
+        fail(f"{path} cannot be read: {error}")
+    except UNREADABLE:
+        fail(f"{path} cannot be read: it is damaged, or no results.npz")
+
+
 @dataclass
 class Run:
     """One results.npz."""
@@ -98,12 +118,12 @@ class Method:
 def read_run(folder: Path) -> Run:
     """The complete run in `folder`; one that is missing, damaged, incomplete or of another schema ends the program."""
     path = folder / "results.npz"
+    arrays = read_arrays(path)
     try:
-        with np.load(path) as file:
-            arrays = {name: file[name] for name in file.files}
         meta = json.loads(str(arrays.pop("meta")))
         timesteps, seeds, returns = arrays.pop("timesteps"), arrays.pop("seeds"), arrays.get("returns")
-        schema, complete = meta["schema"], meta["complete"]
+        schema, complete, missing = meta["schema"], meta["complete"], {"script", "args"} - meta.keys()
+        missing = missing or {"env", "scorer", "total_timesteps"} - meta["args"].keys()
     except UNREADABLE as error:
         fail(f"{path} cannot be read: {error}")
     if schema != SCHEMA:
@@ -112,6 +132,8 @@ def read_run(folder: Path) -> Run:
         fail(f"{path} is of a run that did not finish")
     if returns is None:
         fail(f"{path} has no returns (plots/baird.py draws those of baird.py)")
+    if missing:
+        fail(f"{path} does not say {' and '.join(sorted(missing))}")
     if len(set(seeds.tolist())) < len(seeds) or (np.diff(timesteps) <= 0).any():
         fail(f"{path} counts a seed twice, or its timesteps do not rise")
     for name, curve in arrays.items():

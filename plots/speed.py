@@ -212,7 +212,7 @@ def main(scripts: tuple[Path, ...] = (Path("scorer_dqn.py"), Path("scorer_pqn.py
         env: their environment; None: each one's own.
         seeds: numbers of seeds in one program.
         compare: what to measure beside SCORER on one device; devices: all GPUs with the most of --seeds on each.
-        steps: environment steps per seed of a measured run (5e6 on a GPU, 4 to 9 seconds; else 1e5).
+        steps: environment steps per seed of a measured run (5e6 on a GPU, 2 to 15 seconds; else 1e5).
         repeats: runs of everything; with one there is no second start.
         grow: measure and draw how SCORER's cost grows, in place of --seeds and --compare.
         grow_seeds: numbers of seeds, with the preset's environments.
@@ -239,6 +239,10 @@ def main(scripts: tuple[Path, ...] = (Path("scorer_dqn.py"), Path("scorer_pqn.py
     if len({file["title"] for file in files}) > 1:
         fail(f"--saved has files of different machines or environments: {', '.join(file['title'] for file in files)}")
     runs = [run for file in files for run in file["runs"]]
+    if len({(run["session"], run["round"], *(run[name] for name in KEY)) for run in runs}) < len(runs):
+        fail(f"--saved {' '.join(map(str, saved))} has a measurement twice")
+    if saved and grow and len({(run["num_seeds"], run["num_envs"]) for run in runs}) < 2:
+        fail(f"--saved {' '.join(map(str, saved))} has one number of seeds and environments, so no growth")
     if not saved:
         probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True)  # lets go of the device
         if probe.returncode:

@@ -7,7 +7,7 @@ import matplotlib
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 from matplotlib.backend_bases import FigureCanvasBase
-from records import Method, fail
+from records import Method, fail, write
 from stats import Estimate, rolling_mean
 
 SCORER, BASELINE = "#44229A", "#E69F00"  # dark and light, so told apart in grey and with any colour vision
@@ -66,6 +66,5 @@ def save(figure, out: Path):
     columns = max(1, int(figure.get_figwidth() / width))
     figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(handles) // columns))
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out)
+    write(out, figure.savefig)
     print(out)

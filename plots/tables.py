@@ -12,7 +12,7 @@ import numpy as np
 import stats
 import tyro
 from paper import ENVS, FINAL, SETTINGS, THRESHOLDS, TIMES
-from records import Method, by_algorithm, by_env, fail, load
+from records import Method, by_algorithm, by_env, fail, load, write
 from tyro.conf import Positional
 
 SURVIVORS = ("Mean over the seeds that reached the threshold, ± half the 95 % bootstrap interval's width; in brackets "
@@ -67,8 +67,8 @@ def final_return(methods: list[Method]) -> Table:
     for group in (g for family in by_algorithm(methods).values() for g in by_env(family).values()):
         best = max(group, key=lambda method: stats.iqm(scores(method)))
         for method in group:
-            worse = stats.difference_test(scores(best), scores(method)) < 0.05
-            mark = "best" if method is best else "" if worse else "level"
+            level = stats.difference_test(scores(best), scores(method)) >= 0.05  # False where one seed shows nothing
+            mark = "best" if method is best else "level" if level else ""
             text = plus_minus(stats.bootstrap(stats.iqm, scores(method)), 2)
             cells[method.algorithm, method.variant, method.env] = Cell(text, mark)
     envs = list(by_env(methods))
@@ -206,8 +206,7 @@ def main(runs: Positional[list[Path]], out: Path | None = None, latex: bool = Fa
     if out is None:
         print(text)
     else:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
+        write(out, lambda out: out.write_text(text))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ The run needs --save-model. Classic control is drawn by gymnax, which needs `pip
 import importlib
 import os
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import tyro
 from flax.traverse_util import unflatten_dict
 from gymnax.visualize import vis_gym
 from PIL import Image
-from records import fail, read_run
+from records import fail, read_run, write
 from safetensors.flax import load_file
 from tyro.conf import Positional
 
@@ -133,8 +134,8 @@ def main(run: Positional[Path], out: Path = Path("episode.gif"), episodes: int =
     shown = np.argsort(returns)[episodes // 2]
     obs, states = jax.tree.map(lambda leaf: leaf[shown, : min(lengths[shown], max_frames)], (obs, states))
     frames = minatar_frames(obs, zoom) if minatar else control_frames(env, env_params, states)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    frames[0].save(out, format="GIF", save_all=True, append_images=frames[1:], duration=80 if minatar else 40, loop=0)
+    write(out, partial(frames[0].save, format="GIF", save_all=True, append_images=frames[1:],
+                       duration=80 if minatar else 40, loop=0))
     size = out.stat().st_size / 1000
     print(f"{out}: return {returns[shown]:.2f}, {len(frames)} of {lengths[shown]} steps, {size:.0f} kB")
 
