@@ -399,7 +399,7 @@ def damaged(default_run, folder, change):
     (lambda arrays, meta: arrays.pop("meta"), "cannot be read"),
     (lambda arrays, meta: meta.update(schema=2), "with schema 2"),
     (lambda arrays, meta: meta.update(complete=False), "no curves"),
-    (lambda arrays, meta: meta.update(script="scorer_dqn"), "is of scorer_dqn"),
+    (lambda arrays, meta: (arrays.pop("loss"), meta.update(script="scorer_dqn")), "is of scorer_dqn"),
     (lambda arrays, meta: meta.update(methods=["SCORER"]), "loss of shape (7, 10"),
     (lambda arrays, meta: meta.update(methods=["SCORER"] * 7), "names a method twice"),
     (lambda arrays, meta: arrays.update(value_error=arrays["value_error"][:, :, :-1]), "value_error of shape (7, 10"),

@@ -198,6 +198,7 @@ def test_arguments_that_differ_are_in_the_names(tmp_path):
     (dict(meta=dict(schema=2)), "schema 2"),
     (dict(curves=dict(srank=np.zeros((3, 5)))), "shape (3, 5)"),
     (dict(curves=dict(returns=np.full((3, 20), np.nan))), "no return for seed 0"),
+    (dict(meta=dict(args=dict(env="a"))), "does not say scorer and total_timesteps"),
 ])
 def test_records_that_do_not_fit_are_refused(tmp_path, capsys, change, words):
     message = refused(capsys, write_run(tmp_path / "a", **change))
@@ -214,7 +215,7 @@ def test_missing_and_damaged_files_are_refused(tmp_path, capsys):
     path.write_bytes(path.read_bytes()[:-200])
     assert str(path) in refused(capsys, tmp_path / "a")
     path.write_bytes(b"nonsense")
-    assert str(path) in refused(capsys, tmp_path / "a")
+    assert f"{path} cannot be read: it is damaged, or no results.npz" in refused(capsys, tmp_path / "a")
     assert "no run folder" in refused(capsys)
 
 
@@ -277,6 +278,8 @@ def test_figures(runs, tmp_path, tool, pattern, ending):
 
 @pytest.mark.parametrize("tool, pattern, out, words", [
     ("learning_curves", "main/*", "figure.jpegs", "figure.jpegs must end"),
+    ("learning_curves", "main/*", "main/0/results.npz/figure.png", "figure.png cannot be written: File exists"),
+    ("tables", "main/*", "", "cannot be written: Is a directory"),
     ("ablations", "main/[0-2]", "figure.png", "SCORER DQN has runs on 1 of 2 environments"),
     ("representation", "main/*", "figure.png", "give one environment"),
     ("representation", "rates/[01]", "figure.png", "without --diagnostics"),
@@ -284,7 +287,7 @@ def test_figures(runs, tmp_path, tool, pattern, ending):
     ("sensitivity", "ablated/*", "figure.png", "is an ablation")])
 def test_figures_refuse_in_one_sentence(runs, tmp_path, capsys, tool, pattern, out, words):
     with pytest.raises(SystemExit) as exit:
-        importlib.import_module(tool).main(sorted(runs.glob(pattern)), tmp_path / out)
+        importlib.import_module(tool).main(sorted(runs.glob(pattern)), (runs if "/" in out else tmp_path) / out)
     message = capsys.readouterr().err
     assert exit.value.code == 2 and words in message and message.count("\n") == 1
 
@@ -304,6 +307,14 @@ def test_tables(runs, tmp_path):
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "new/tables.tex").read_text()
     assert text.count(r"\begin{table}") == 5 and r"\textbf{59.42 $\pm$ " in text and "Threshold 8.5" in text
+
+
+def test_one_seed_shows_no_difference(tmp_path):
+    """The better one is bold; of the other nothing is said."""
+    folders = [write_run(tmp_path / f"{level}", level=level, seeds=(0,), scorer=level > 10) for level in (10.0, 20.0)]
+    final = tables.final_return(records.load(folders))
+    assert [(row[1].text, row[2].text, row[2].mark) for row in final.rows] == [
+        ("Baseline", "9.74", ""), ("SCORER", "19.47", "best")]
 
 
 def test_paper_against_here(tmp_path, capsys):

@@ -194,6 +194,8 @@ def test_ctrl_c_keeps_what_was_measured(stand_in, monkeypatch, tmp_path, capsys)
     (dict(out=Path("none/speed.json")), "needs an existing folder"),
     (dict(grow=True, figure=Path("growth.jpegs")), "growth.jpegs must end in"),
     (dict(saved=(Path("taken.json"),)), "was not written by --out"),
+    (dict(saved=(Path("a.json"), Path("a.json"))), "a.json a.json has a measurement twice"),
+    (dict(saved=(Path("a.json"),), grow=True), "no growth"),
     (dict(saved=(Path("a.json"), Path("b.json"))), "different machines")])
 def test_refused_in_one_sentence(stand_in, monkeypatch, tmp_path, capsys, arguments, words):
     monkeypatch.chdir(tmp_path)
