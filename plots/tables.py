@@ -76,9 +76,9 @@ def final_return(methods: list[Method]) -> Table:
     rows = [[Cell(algorithm), Cell(variant)] + [cells.get((algorithm, variant, env), Cell("-")) for env in envs]
             for algorithm, variant in names]
     seeds = sorted({len(method.seeds) for method in methods})
-    note = (f"IQM over {' or '.join(map(str, seeds))} seeds of the mean return over the last 10 % of training, ± half "
-            "the 95 % bootstrap interval's width. Bold: best of its algorithm. Italic: not significantly worse than "
-            "the best (one-sided bootstrap difference test, 5 %).")
+    note = (f"IQM over {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])} of the mean return over the last 10 % "
+            "of training, ± half the 95 % bootstrap interval's width. Bold: best of its algorithm. Italic: not "
+            "significantly worse than the best (one-sided bootstrap difference test, 5 %).")
     return Table("Final return", ["Algorithm", "Variant", *envs], rows, note)
 
 
