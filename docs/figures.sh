@@ -23,4 +23,3 @@ figure() { python "plots/$1.py" --out "docs/images/$2.png" "${@:3}"; }
   figure baird baird docs/results/baird/baird__Baird__sampled-balanced__*
 }
 python plots/speed.py --saved docs/results/speed/h200/{dqn,grow}.json --grow --figure docs/images/growth.png
-

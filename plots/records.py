@@ -35,7 +35,7 @@ def write(out: Path, writer):
         out.parent.mkdir(parents=True, exist_ok=True)
         writer(out)
     except OSError as error:
-        fail(f"--out {out} cannot be written: {error.strerror or error}")
+        fail(f"{out} cannot be written: {error.strerror or error}")
 
 
 def read_arrays(path: Path) -> dict:

@@ -385,6 +385,14 @@ def test_saved_before_speeds_are_measured(main_here, monkeypatch):
     assert not np.isnan(record["returns"][:, -1]).any()
 
 
+def test_evaluations_are_made_where_a_curve_has_a_point(main_here):
+    """2,000 rollouts of a step are 1,000 points of two steps: every hundredth step is the end of one."""
+    flags = "--num-envs 1 --num-steps 1 --num-minibatches 1 --num-seeds 1 --total-timesteps 2000 --eval-every 100"
+    code, _, record = main_here(*flags.split(), *"--max-episode-steps 5 --eval-envs 1".split())
+    assert code == 0 and len(record["timesteps"]) == 1000
+    assert record["timesteps"][~np.isnan(record["eval_returns"][0])].tolist() == list(range(100, 2001, 100))
+
+
 def test_stopped_in_the_second_seed(main_here, monkeypatch):
     """What is printed is the mean of the seeds that are whole, here the first."""
     class Bar(pqn.tqdm):
