@@ -135,7 +135,7 @@ def resolve(args: Args):
         seeds, new = np.random.default_rng(key).choice(2**31 - 1, size, replace=False), jnp.zeros(size)
         pool = envpool.make(args.env, "gymnasium", num_envs=size, seed=seeds.tolist(), **options)
         handle, _, _, step = pool.xla()
-        return pool, step, lambda last: Games(jnp.array(handle), jnp.array(pool.reset()[0]), new > 0, new, last + 0)
+        return pool, step, lambda last: Games(jnp.array(handle), jnp.array(pool.reset()[0]), new > 0, new, last)
     return args, make_pool, envpool.make_spec(args.env).action_space.n
 
 # ------------------------------ Networks ------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def main():
         state, starting = states[number], time.time()
         if games is None or index == 0:
             _, pool_step, start = make_pool(args.num_envs, seeds[number], index)
-            games = start(state.scores)
+            games = start(jnp.copy(state.scores))  # acting takes over the state's and the games' own
             if args.eval_every:
                 _, arena_step, match = make_pool(args.eval_envs, seeds[number], index, 1)
                 judge = jax.jit(partial(evaluate, arena_step))

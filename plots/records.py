@@ -43,7 +43,7 @@ def read_arrays(path: Path) -> dict:
     try:
         with np.load(path) as file:
             return {name: file[name] for name in file.files}
-    except FileNotFoundError as error:
+    except OSError as error:
         fail(f"{path} cannot be read: {error}")
     except UNREADABLE:
         fail(f"{path} cannot be read: it is damaged, or no results.npz")

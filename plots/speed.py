@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 import style
 import tyro
-from records import fail
+from records import fail, write
 
 ROOT = Path(__file__).parents[1]
 PROBE = ("import jax, json, os; d = jax.devices(); cores = f'{os.cpu_count()} cores of a ' * (d[0].platform == 'cpu');"
@@ -272,8 +272,10 @@ def main(scripts: tuple[Path, ...] = (Path("scorer_dqn.py"), Path("scorer_pqn.py
         title = files[0]["title"]
     print(table(runs, title), end="")
     if out:
-        with open(out, "x") as file:
-            json.dump(dict(title=title, runs=runs), file, indent=1)
+        def dump(out: Path):
+            with open(out, "x") as file:  # also if another made it meanwhile
+                json.dump(dict(title=title, runs=runs), file, indent=1)
+        write(out, dump)
     if grow and step_us(runs):
         draw(runs, figure)
     sys.exit(130 if stopped else 0)

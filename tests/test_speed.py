@@ -185,6 +185,16 @@ def test_ctrl_c_keeps_what_was_measured(stand_in, monkeypatch, tmp_path, capsys)
     assert not list((tmp_path / "temporary").iterdir())
 
 
+def test_a_file_made_meanwhile_is_kept(stand_in, monkeypatch, tmp_path, capsys):
+    """What was measured is printed, what stands at --out stays, and one sentence says so."""
+    measure, out = speed.measure, tmp_path / "speed.json"
+    monkeypatch.setattr(speed, "measure", lambda *words: [measure(*words), out.write_text("precious")])
+    assert run_main(scripts=(stand_in,), steps=128e3, seeds=(1,), compare=(), repeats=1, out=out) == 2
+    printed = capsys.readouterr()
+    assert len(rows(printed.out)) == 1 and printed.err.endswith(f"error: {out} cannot be written: File exists\n")
+    assert out.read_text() == "precious"
+
+
 @pytest.mark.parametrize("arguments, words", [
     (dict(scripts=(Path("none.py"),)), "none.py does not exist"),
     (dict(env="None-v0"), "exit code 1: error: --env None-v0 cannot be made"),
