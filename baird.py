@@ -202,8 +202,7 @@ def verdict(curves, peak):
 # ------------------------------ The run ------------------------------------------------------------------------------
 def save(path: Path, write):
     """`write(file)` under a temporary name, then moved: what stands at `path` is whole."""
-    partial_path = path.with_name(path.name + ".partial")
-    with open(partial_path, "wb") as file:
+    with open(partial_path := path.with_name(path.name + ".partial"), "wb") as file:
         write(file)
     partial_path.rename(path)
 

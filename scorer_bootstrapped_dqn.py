@@ -103,10 +103,10 @@ def resolve(args: Args):
             fail(f"--{name.replace('_', '-')} {getattr(args, name)} needs --scorer")
     args.env = f"DeepSea-{args.size}{'-stochastic' * args.stochastic}"
     args = replace(args, **{name: value for name, value in preset.items() if getattr(args, name) is None})
-    limits = dict(size=(2, 1000), num_seeds=(1, 2**31), seed=(0, max(0, 2**32 - args.num_seeds)), gamma=(0, 1),
-                  prior_scale=(0, 1e9), mask_probability=(1e-9, 1), epsilon_scale=(0, 1e9), total_timesteps=(1, 2**30),
-                  learning_starts=(1, args.total_timesteps - 1), buffer_size=(args.batch_size, 2**31 - 1))
-    check_numbers(args, limits)
+    check_numbers(args, dict(
+        size=(2, 1000), num_seeds=(1, 2**31), seed=(0, max(0, 2**32 - args.num_seeds)), gamma=(0, 1),
+        prior_scale=(0, 1e9), mask_probability=(1e-9, 1), epsilon_scale=(0, 1e9), total_timesteps=(1, 2**30),
+        learning_starts=(1, args.total_timesteps - 1), buffer_size=(args.batch_size, 2**31 - 1)))
     env, env_params = gymnax.make("DeepSea-bsuite", size=args.size)
     # every seed has a map of actions of its own, kept in State, so the environment's says that action 1 is right
     env_params = env_params.replace(deterministic=not args.stochastic, randomize_actions=False)
@@ -225,7 +225,7 @@ class State(NamedTuple):
     target: Players  # as params, [members, ...]
     opt_state: Any
     replay: Transition  # ring buffer [rows, 1, ...]; without the 1, XLA copies whole rings
-    newest: Transition  # the last step, stored with the next: so a GPU acts and learns at the same time
+    batch: Transition  # of the next update [players, batch, ...], drawn before it: so a GPU acts and learns at once
     env_state: Any
     obs: jax.Array
     active: jax.Array  # the member that acts in this episode
@@ -253,7 +253,7 @@ def make_train(args: Args, env, env_params):
     def draw(key, steps):
         """All randomness of `steps` at once (many small random kernels are slow), each leaf [steps, ...]."""
         keys, shape = jax.random.split(key, 6), (len(steps),)
-        held = jnp.minimum(steps, rows)[:, None, None]  # transitions in the replay at each step
+        held = jnp.minimum(steps + 1, rows)[:, None, None]  # transitions in the replay by then
         return dict(explore=jax.random.uniform(keys[0], shape), action=jax.random.randint(keys[1], shape, 0, 2),
                     env=jax.random.split(keys[2], shape), active=jax.random.randint(keys[3], shape, 0, members),
                     mask=jax.random.bernoulli(keys[4], args.mask_probability, (*shape, members)),
@@ -261,7 +261,7 @@ def make_train(args: Args, env, env_params):
     def prior_values(member: Ensemble, obs):
         return args.prior_scale * q_values(networks, member.prior["perception"], member.prior["control"], obs)
     def act(state: State, step_and_noise):
-        """Stores the newest step in the replay and makes one epsilon-greedy step of the active member."""
+        """One epsilon-greedy step of the active member, stored in the replay, and the next update's batch out of it."""
         step, noise = step_and_noise
         member = jax.tree.map(lambda x: x[state.active], state.params)
         q = q_values(networks, *member[:2], state.obs) + prior_values(member, state.obs)  # [actions]
@@ -272,26 +272,29 @@ def make_train(args: Args, env, env_params):
         obs, env_state, reward, terminated, truncated, info = env.step(noise["env"], state.env_state, right, env_params)
         done, next_obs = terminated | truncated, info["final_observation"].argmax()  # an episode's last step is both
         priors = jax.vmap(prior_values, in_axes=(0, None))(state.params, jnp.stack([state.obs, next_obs]))
-        newest = Transition(state.obs, action, reward.astype(jnp.float32), next_obs, terminated, noise["mask"], priors)
+        row = Transition(state.obs, action, reward.astype(jnp.float32), next_obs, terminated, noise["mask"], priors)
         replay = jax.tree.map(lambda ring, x: jax.lax.dynamic_update_index_in_dim(
-            ring, x[None], (step - 1) % rows, axis=0), state.replay, state.newest)
+            ring, x[None], step % rows, axis=0), state.replay, row)
         episodes, bad = state.progress["episodes"] + done, env_state.env_state.total_bad_episodes
         recent = state.recent.at[jnp.where(done, episodes % 100, 100)].set(bad > sea.total_bad_episodes, mode="drop")
         latest = jnp.where(episodes > 0, env_state.returned_episode_returns, jnp.nan)
         progress = state.progress | dict(returns=latest, episodes=episodes, bad_episodes=bad)
         for name, now in solved(bad, recent, episodes, args.stochastic).items():
             progress[name] = jnp.where(done & now & (progress[name] < 0), episodes, progress[name])
-        return state._replace(replay=replay, newest=newest, env_state=env_state, obs=obs.argmax(), recent=recent,
-                              active=jnp.where(done, noise["active"], state.active), progress=progress), None
+        active = jnp.where(done, noise["active"], state.active)
+        return state._replace(replay=replay, batch=sample(replay, noise["sample"]), env_state=env_state,
+                              obs=obs.argmax(), active=active, recent=recent, progress=progress), None
+    def sample(replay: Transition, index):
+        """Transitions at `index` into the replay, flat over rows and environments."""
+        return jax.tree.map(lambda ring: ring.reshape(-1, *ring.shape[2:])[index], replay)
     def act_and_learn(optimizer, state: State, step_and_noise):
-        state, _ = act(state, step_and_noise)
-        batch = jax.tree.map(lambda ring: ring.reshape(-1, *ring.shape[2:])[step_and_noise[1]["sample"]], state.replay)
         def member_update(params, target, opt_state, batch):
             y = target_without_prior(networks, target, batch, args.gamma)
             return update(networks, optimizer, params, opt_state, batch, y)
         players, opt_state = jax.vmap(member_update, in_axes=(0, 0, 0, own))(
-            Players(*state.params[:2]), state.target, state.opt_state, batch)
-        return state._replace(params=state.params._replace(**players._asdict()), opt_state=opt_state), None
+            Players(*state.params[:2]), state.target, state.opt_state, state.batch)
+        params = state.params._replace(**players._asdict())
+        return act(state, step_and_noise)[0]._replace(params=params, opt_state=opt_state), None
     def init(seed, follower_rate) -> State:
         reset_key, member_key, noise_key, active_key, map_key = jax.random.split(random(seed, 0), 5)
         obs, env_state = env.reset(reset_key, env_params)
@@ -307,8 +310,9 @@ def make_train(args: Args, env, env_params):
         replay = jax.tree.map(lambda x: jnp.zeros((rows, 1, *x.shape), x.dtype), row)
         progress = dict(returns=jnp.nan, episodes=0, bad_episodes=0, solved_episode=-1, strictly_solved_episode=-1)
         state = State(
-            seed, follower_rate, Ensemble(*players, prior._asdict()), players, jax.vmap(start)(players), replay, row,
-            env_state, obs, active=jax.random.randint(active_key, (), 0, members),
+            seed, follower_rate, Ensemble(*players, prior._asdict()), players, jax.vmap(start)(players), replay,
+            sample(replay, jnp.zeros((1 + args.scorer, args.batch_size), int)), env_state, obs,
+            active=jax.random.randint(active_key, (), 0, members),
             action_map=jax.random.bernoulli(map_key, 0.5, (args.size, args.size)).astype(int),  # as gymnax's own is
             recent=jnp.zeros(100, bool), progress=jax.tree.map(jnp.asarray, progress),
             curves={name: jnp.full(len(timesteps), jnp.nan) for name in progress})
@@ -332,8 +336,7 @@ gather = partial(process_allgather, tiled=True)  # device arrays [seeds, ...] of
 
 def save(path: Path, write):
     """`write(file)` under a temporary name, then moved: what stands at `path` is whole."""
-    partial_path = path.with_name(path.name + ".partial")
-    with open(partial_path, "wb") as file:
+    with open(partial_path := path.with_name(path.name + ".partial"), "wb") as file:
         write(file)
     partial_path.rename(path)
 
@@ -425,21 +428,19 @@ def main():
         measure = all_seeds(measure, state, np.int32(0), specs=(split, same), donate_argnums=0)
         blocks_per_measure = blocks_per_point * max(1, len(timesteps) // blocks_per_point // 50)
     compile_seconds = time.time() - began
-    terminal, previous, saved = sys.stdout.isatty(), None, time.time()
+    terminal, previous, saved = sys.stdout.isatty(), np.array([np.nan]), time.time()
     began = saved - seconds
     bar = tqdm(total=int(timesteps[-1]), initial=int([0, *timesteps][done]), unit="step", unit_scale=True,
                disable=not lead, file=sys.stdout if terminal else io.StringIO())
     for index in range(done, len(timesteps)):
         state, mean = block(state, np.int32(index))
-        done = index + 1
-        point = done % blocks_per_point == 0
+        done, point = index + 1, (index + 1) % blocks_per_point == 0
         if args.diagnostics and done % blocks_per_measure == 0:
             state = measure(state, np.int32(index))
         if processes > 1 and not point:
             continue  # processes look up from training only together
-        if previous is not None:  # one block behind, so that the device never waits for the host
-            bar.set_postfix_str(f"return {gather(previous).mean():.2f}")
-        previous = mean
+        bar.set_postfix_str(f"return {gather(previous).mean():.2f}")
+        previous = mean  # shown one block later, so that the device never waits for the host
         tenths = 10 * bar.n // bar.total
         bar.update(int(timesteps[index]) - bar.n)
         if lead and not terminal and 10 * bar.n // bar.total > tenths:
@@ -457,18 +458,16 @@ def main():
             break
     bar.close()
     ends = timesteps[blocks_per_point - 1 : done : blocks_per_point]  # of whole points
-    curves = {name: curve[:, : len(ends)] for name, curve in gather(state.curves).items()}
-    params = gather(flatten_dict(state.params._asdict(), sep="/")) if args.save_model else {}
+    curves, params = gather((state.curves, flatten_dict(state.params._asdict(), sep="/") if args.save_model else {}))
     meta = dict(schema=1, script=stem, device=devices[0].device_kind, num_devices=len(devices),
                 seconds=time.time() - began, compile_seconds=compile_seconds, complete=done == len(timesteps),
                 versions={n: version(n) for n in "jax jaxlib flax optax gymnax navix".split() if n in sys.modules})
     for number, run in enumerate(runs if lead and len(ends) else []):
         mine = slice(number * len(seeds), (number + 1) * len(seeds))
-        record = {name: curve[mine] for name, curve in curves.items()} | dict(timesteps=ends, seeds=seeds)
+        record = {name: curve[mine, : len(ends)] for name, curve in curves.items()} | dict(timesteps=ends, seeds=seeds)
         record["meta"] = json.dumps(meta | dict(args=args_of[number]))
         save(run / "results.npz", lambda file: np.savez_compressed(file, **record))
-        if params:
-            model = {name: value[mine] for name, value in params.items()}
+        if model := {name: value[mine] for name, value in params.items()}:
             save(run / "model.safetensors", lambda file: file.write(to_safetensors(model)))
         last = record["returns"][:, ends > 0.9 * ends[-1]].mean()
         print(f"mean return over the last 10 %{'' if meta['complete'] else ', stopped'}: {last:.2f}; saved in {run}")

@@ -109,9 +109,16 @@ def check_numbers(args, limits: dict):
             if type(number) in (int, float) and not low <= number <= high:
                 fail(f"{flag} {number} must be {accepted}")
 
+def free_slot(key, filled):
+    """gymnax's while_sample_slots (Asterix) without its loop, which hangs inside a GPU's own loop over steps."""
+    order = jax.random.permutation(key, jnp.arange(8))
+    free = filled[order[1:]] == 0  # gymnax does not try the first either
+    return order[jnp.where(free.any(), 1 + free.argmax(), 7)], free.any().astype(int)
+
 def resolve(args: Args):
     """args with the environment family's preset where unset, env, env_params; bad input ends in one sentence."""
     import gymnax.wrappers  # starts JAX's devices, so not before main has set them up
+    gymnax.environments.minatar.asterix.while_sample_slots = free_slot
     preset = dict(PRESETS["MinAtar" if args.env.endswith("-MinAtar") else "control"])
     if args.ablation and args.scorer == (args.ablation == "per-layer-lr"):
         fail(f"--ablation {args.ablation} {'excludes' if args.scorer else 'needs'} --scorer")
@@ -122,12 +129,11 @@ def resolve(args: Args):
             fail(f"--{name.replace('_', '-')} {getattr(args, name)} {why}")
         del preset[name]
     args = replace(args, **{name: value for name, value in preset.items() if getattr(args, name) is None})
-    limits = dict(
+    check_numbers(args, dict(
         gamma=(0, 1), epsilon_start=(0, 1), epsilon_end=(0, 1), tau=(1e-9, 1), num_seeds=(1, 2**31),
         seed=(0, max(0, 2**32 - args.num_seeds)), learning_starts=(0, args.total_timesteps - 1),
         total_timesteps=(1, max(1, args.num_envs) * 2**30),
-        buffer_size=(-(-args.batch_size // max(1, args.num_envs)) * args.num_envs, 2**31 - 1))
-    check_numbers(args, limits)
+        buffer_size=(-(-args.batch_size // max(1, args.num_envs)) * args.num_envs, 2**31 - 1)))
     args.target_update_interval = max(1, round(args.target_update_interval / args.num_envs)) * args.num_envs
     try:
         env, env_params = gymnax.make(args.env)
@@ -252,7 +258,7 @@ class State(NamedTuple):
     target: Players
     opt_state: Any
     replay: Transition  # ring buffer [rows, num_envs, ...]
-    newest: Transition  # the last step [num_envs, ...], stored with the next: so a GPU acts and learns at the same time
+    batch: Transition  # of the next update [players, batch, ...], drawn before it: so a GPU acts and learns at once
     env_state: Any  # [num_envs, ...]
     obs: jax.Array  # [num_envs, features]
     episodes: jax.Array  # completed so far, by all environments together
@@ -287,42 +293,41 @@ def make_train(args: Args, env, env_params):
             slow = optax.partition({"fast": fast, "slow": slow}, Players("fast", "slow"))
         order = {"inverted-roles": (slow, fast), "synchronous": (slow, slow)}.get(args.ablation, (fast, slow))
         return Players(*(optax.chain(clip, one) for one in order)) if args.scorer else optax.chain(clip, slow)
-    update = partial(scorer_update, objective) if args.scorer else baseline_update
-    if args.ablation and args.scorer:
-        update = partial(ablated_update, args.ablation == "inverted-roles", objective)
+    targets = partial(bellman_target, networks, gamma=args.gamma, double=args.double)
+    game = partial(ablated_update, args.ablation == "inverted-roles") if args.ablation else scorer_update
+    update = partial(game, objective) if args.scorer else baseline_update
     def random(seed, stream, index=0):
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), index)
     def draw(key, steps):
         """All randomness of `steps` at once (many small random kernels are slow), each leaf [steps, ...]."""
         keys, shape = jax.random.split(key, 4), (len(steps), args.num_envs)
-        held = (jnp.minimum(steps, rows) * args.num_envs)[:, None, None]  # transitions in the replay at each step
+        held = (jnp.minimum(steps + 1, rows) * args.num_envs)[:, None, None]  # transitions in the replay by then
         return dict(explore=jax.random.uniform(keys[0], shape),
                     action=jax.random.randint(keys[1], shape, 0, num_actions),
                     env=jax.random.split(keys[2], shape),
                     sample=jax.random.randint(keys[3], (len(steps), 1 + args.scorer, args.batch_size), 0, held))
     def act(state: State, step_and_noise):
-        """Stores the newest step in the replay and makes one epsilon-greedy step in every environment."""
+        """One epsilon-greedy step in every environment, stored in the replay, and the next update's batch out of it."""
         step, noise = step_and_noise
-        q = q_values(networks, *state.params, state.obs)  # [num_envs, actions]
+        params = jax.lax.optimization_barrier(state.params)  # or XLA merges their products with learning's
+        q = q_values(networks, *params, state.obs)  # [num_envs, actions]
         action = jnp.where(noise["explore"] < epsilon(step), noise["action"], q.argmax(axis=-1))
         obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, in_axes=(0, 0, 0, None))(
             noise["env"], state.env_state, action, env_params)
         done = terminated | truncated
-        newest = Transition(state.obs, action, reward.astype(jnp.float32), info["final_observation"].astype(obs_dtype),
-                            terminated if args.bootstrap_at_timeout else done)
-        replay = jax.tree.map(lambda ring, x: jax.lax.dynamic_update_index_in_dim(ring, x, (step - 1) % rows, axis=0),
-                              state.replay, state.newest)
-        return state._replace(replay=replay, newest=newest, env_state=env_state, obs=obs.astype(obs_dtype),
-                              episodes=state.episodes + done.sum()), None
-    def sample(state: State, index):
-        """Transitions at `index` into the replay, flat over rows and environments, and their Bellman targets."""
-        batch = jax.tree.map(lambda ring: ring.reshape(-1, *ring.shape[2:])[index], state.replay)
-        return batch, bellman_target(networks, state.params, state.target, batch, args.gamma, args.double)
+        row = Transition(state.obs, action, reward.astype(jnp.float32), info["final_observation"].astype(obs_dtype),
+                         terminated if args.bootstrap_at_timeout else done)
+        replay = jax.tree.map(lambda ring, x: jax.lax.dynamic_update_index_in_dim(ring, x, step % rows, axis=0),
+                              state.replay, row)
+        return state._replace(replay=replay, batch=sample(replay, noise["sample"]), env_state=env_state,
+                              obs=obs.astype(obs_dtype), episodes=state.episodes + done.sum()), None
+    def sample(replay: Transition, index):
+        """Transitions at `index` into the replay, flat over rows and environments."""
+        return jax.tree.map(lambda ring: ring.reshape(-1, *ring.shape[2:])[index], replay)
     def act_and_learn(optimizer, state: State, step_and_noise):
-        state, _ = act(state, step_and_noise)
-        batch, target = sample(state, step_and_noise[1]["sample"])  # [players, batch, ...]
-        params, opt_state = update(networks, optimizer, state.params, state.opt_state, batch, target)
-        return state._replace(params=params, opt_state=opt_state), None
+        target = targets(state.params, state.target, state.batch)
+        params, opt_state = update(networks, optimizer, state.params, state.opt_state, state.batch, target)
+        return act(state, step_and_noise)[0]._replace(params=params, opt_state=opt_state), None
     def diagnose(params: Players, batch, target) -> dict:
         """Losses and representation on transitions of the replay, [2048]."""
         delta = bellman_error(*params, networks, batch, target)
@@ -338,9 +343,9 @@ def make_train(args: Args, env, env_params):
         point = index // blocks_per_point
         return state._replace(curves=state.curves | {n: state.curves[n].at[point].set(v) for n, v in values.items()})
     def measure(state: State, index) -> State:
-        held = jnp.minimum(first_step + (index + 1) * block_steps - 1, rows) * args.num_envs
-        chosen = jax.random.randint(random(state.seed, 2, index), (2048,), 0, held)
-        return note(state, index, diagnose(state.params, *sample(state, chosen)))
+        held = jnp.minimum(first_step + (index + 1) * block_steps, rows) * args.num_envs
+        batch = sample(state.replay, jax.random.randint(random(state.seed, 2, index), (2048,), 0, held))
+        return note(state, index, diagnose(state.params, batch, targets(state.params, state.target, batch)))
     def init(seed, follower_rate) -> State:
         reset_key, phi_key, theta_key, noise_key = jax.random.split(random(seed, 0), 4)
         obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(reset_key, args.num_envs), env_params)
@@ -351,8 +356,9 @@ def make_train(args: Args, env, env_params):
         opt_state = Players(*map(lambda o, p: o.init(p), optimizer, params)) if args.scorer else optimizer.init(params)
         row = Transition(obs, zeros.astype(int), zeros, obs, zeros.astype(bool))
         replay = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape), x.dtype), row)
-        state = State(seed, follower_rate, params, params, opt_state, replay, row, env_state, obs, jnp.int32(0), {})
-        extra = jax.eval_shape(diagnose, params, *sample(state, steps)) if args.diagnostics else ()
+        batch = sample(replay, jnp.zeros((1 + args.scorer, args.batch_size), int))  # of zeros yet
+        state = State(seed, follower_rate, params, params, opt_state, replay, batch, env_state, obs, jnp.int32(0), {})
+        extra = jax.eval_shape(diagnose, params, row, zeros) if args.diagnostics else ()
         curves = {name: jnp.full(num_points, jnp.nan) for name in ("returns", "episodes", *extra)}
         return jax.lax.scan(act, state._replace(curves=curves), (steps, draw(noise_key, steps)))[0]
     def block(state: State, index):
@@ -360,8 +366,7 @@ def make_train(args: Args, env, env_params):
         learn = partial(act_and_learn, optimizers(state.follower_rate))
         state, _ = jax.lax.scan(learn, state, (steps, draw(random(state.seed, 1, index), steps)))
         due = (index + 1) * block_steps % period == 0
-        moved = optax.incremental_update(state.params, state.target, args.tau)
-        state = state._replace(target=jax.tree.map(lambda new, old: jnp.where(due, new, old), moved, state.target))
+        state = state._replace(target=optax.incremental_update(state.params, state.target, due * args.tau))
         log = state.env_state
         mean = jnp.where(log.returned_episode_valid, log.returned_episode_returns, jnp.nan).mean()
         return note(state, index, dict(returns=mean, episodes=state.episodes)), mean
@@ -374,8 +379,7 @@ gather = partial(process_allgather, tiled=True)  # device arrays [seeds, ...] of
 
 def save(path: Path, write):
     """`write(file)` under a temporary name, then moved: what stands at `path` is whole."""
-    partial_path = path.with_name(path.name + ".partial")
-    with open(partial_path, "wb") as file:
+    with open(partial_path := path.with_name(path.name + ".partial"), "wb") as file:
         write(file)
     partial_path.rename(path)
 
@@ -467,21 +471,19 @@ def main():
         measure = all_seeds(measure, state, np.int32(0), specs=(split, same), donate_argnums=0)
         blocks_per_measure = blocks_per_point * max(1, len(timesteps) // blocks_per_point // 50)
     compile_seconds = time.time() - began
-    terminal, previous, saved = sys.stdout.isatty(), None, time.time()
+    terminal, previous, saved = sys.stdout.isatty(), np.array([np.nan]), time.time()
     began = saved - seconds
     bar = tqdm(total=int(timesteps[-1]), initial=int([0, *timesteps][done]), unit="step", unit_scale=True,
                disable=not lead, file=sys.stdout if terminal else io.StringIO())
     for index in range(done, len(timesteps)):
         state, mean = block(state, np.int32(index))
-        done = index + 1
-        point = done % blocks_per_point == 0
+        done, point = index + 1, (index + 1) % blocks_per_point == 0
         if args.diagnostics and done % blocks_per_measure == 0:
             state = measure(state, np.int32(index))
         if processes > 1 and not point:
             continue  # processes look up from training only together
-        if previous is not None:  # one block behind, so that the device never waits for the host
-            bar.set_postfix_str(f"return {gather(previous).mean():.2f}")
-        previous = mean
+        bar.set_postfix_str(f"return {gather(previous).mean():.2f}")
+        previous = mean  # shown one block later, so that the device never waits for the host
         tenths = 10 * bar.n // bar.total
         bar.update(int(timesteps[index]) - bar.n)
         if lead and not terminal and 10 * bar.n // bar.total > tenths:
@@ -499,18 +501,16 @@ def main():
             break
     bar.close()
     ends = timesteps[blocks_per_point - 1 : done : blocks_per_point]  # of whole points
-    curves = {name: curve[:, : len(ends)] for name, curve in gather(state.curves).items()}
-    params = gather(flatten_dict(state.params._asdict(), sep="/")) if args.save_model else {}
+    curves, params = gather((state.curves, flatten_dict(state.params._asdict(), sep="/") if args.save_model else {}))
     meta = dict(schema=1, script=stem, device=devices[0].device_kind, num_devices=len(devices),
                 seconds=time.time() - began, compile_seconds=compile_seconds, complete=done == len(timesteps),
                 versions={n: version(n) for n in "jax jaxlib flax optax gymnax navix".split() if n in sys.modules})
     for number, run in enumerate(runs if lead and len(ends) else []):
         mine = slice(number * len(seeds), (number + 1) * len(seeds))
-        record = {name: curve[mine] for name, curve in curves.items()} | dict(timesteps=ends, seeds=seeds)
+        record = {name: curve[mine, : len(ends)] for name, curve in curves.items()} | dict(timesteps=ends, seeds=seeds)
         record["meta"] = json.dumps(meta | dict(args=args_of[number]))
         save(run / "results.npz", lambda file: np.savez_compressed(file, **record))
-        if params:
-            model = {name: value[mine] for name, value in params.items()}
+        if model := {name: value[mine] for name, value in params.items()}:
             save(run / "model.safetensors", lambda file: file.write(to_safetensors(model)))
         last = record["returns"][:, ends > 0.9 * ends[-1]].mean()
         print(f"mean return over the last 10 %{'' if meta['complete'] else ', stopped'}: {last:.2f}; saved in {run}")

@@ -322,8 +322,7 @@ def make_train(args: Args, num_actions: int):
 # ------------------------------ The run ------------------------------------------------------------------------------
 def save(path: Path, write):
     """`write(file)` under a temporary name, then moved: what stands at `path` is whole."""
-    partial_path = path.with_name(path.name + ".partial")
-    with open(partial_path, "wb") as file:
+    with open(partial_path := path.with_name(path.name + ".partial"), "wb") as file:
         write(file)
     partial_path.rename(path)
 

@@ -108,13 +108,12 @@ def resolve(args: Args):
             fail(f"--{name.replace('_', '-')} {getattr(args, name)} needs --scorer")
         args = replace(args, **{name: value}) if args.scorer and getattr(args, name) is None else args
     interval = max(1, round(args.update_interval / max(1, args.num_envs))) * args.num_envs
-    limits = dict(
+    check_numbers(args, dict(
         gamma=(0, 1), epsilon_start=(0, 1), epsilon_end=(0, 1), per_alpha=(0, 1), per_beta=(0, 1), num_seeds=(1, 2**31),
         seed=(0, max(0, 2**32 - args.num_seeds)), total_timesteps=(1, max(1, args.num_envs) * 2**30),
         sequence_length=(2, 10_000), burn_in=(0, args.sequence_length - 2), n_step=(1, args.sequence_length),
         learning_starts=(args.sequence_length * args.num_envs, args.total_timesteps - 1),
-        buffer_size=(2 * args.sequence_length * args.num_envs + interval, 2**31 - 1))
-    check_numbers(args, limits)
+        buffer_size=(2 * args.sequence_length * args.num_envs + interval, 2**31 - 1)))
     period = max(1, round(args.target_update_interval / interval)) * interval
     args = replace(args, update_interval=interval, target_update_interval=period)
     if args.env not in navix.registry():
@@ -372,8 +371,7 @@ gather = partial(process_allgather, tiled=True)  # device arrays [seeds, ...] of
 
 def save(path: Path, write):
     """`write(file)` under a temporary name, then moved: what stands at `path` is whole."""
-    partial_path = path.with_name(path.name + ".partial")
-    with open(partial_path, "wb") as file:
+    with open(partial_path := path.with_name(path.name + ".partial"), "wb") as file:
         write(file)
     partial_path.rename(path)
 
@@ -465,21 +463,19 @@ def main():
         measure = all_seeds(measure, state, np.int32(0), specs=(split, same), donate_argnums=0)
         blocks_per_measure = blocks_per_point * max(1, len(timesteps) // blocks_per_point // 50)
     compile_seconds = time.time() - began
-    terminal, previous, saved = sys.stdout.isatty(), None, time.time()
+    terminal, previous, saved = sys.stdout.isatty(), np.array([np.nan]), time.time()
     began = saved - seconds
     bar = tqdm(total=int(timesteps[-1]), initial=int([0, *timesteps][done]), unit="step", unit_scale=True,
                disable=not lead, file=sys.stdout if terminal else io.StringIO())
     for index in range(done, len(timesteps)):
         state, mean = block(state, np.int32(index))
-        done = index + 1
-        point = done % blocks_per_point == 0
+        done, point = index + 1, (index + 1) % blocks_per_point == 0
         if args.diagnostics and done % blocks_per_measure == 0:
             state = measure(state, np.int32(index))
         if processes > 1 and not point:
             continue  # processes look up from training only together
-        if previous is not None:  # one block behind, so that the device never waits for the host
-            bar.set_postfix_str(f"return {gather(previous).mean():.2f}")
-        previous = mean
+        bar.set_postfix_str(f"return {gather(previous).mean():.2f}")
+        previous = mean  # shown one block later, so that the device never waits for the host
         tenths = 10 * bar.n // bar.total
         bar.update(int(timesteps[index]) - bar.n)
         if lead and not terminal and 10 * bar.n // bar.total > tenths:
@@ -497,18 +493,16 @@ def main():
             break
     bar.close()
     ends = timesteps[blocks_per_point - 1 : done : blocks_per_point]  # of whole points
-    curves = {name: curve[:, : len(ends)] for name, curve in gather(state.curves).items()}
-    params = gather(flatten_dict(state.params._asdict(), sep="/")) if args.save_model else {}
+    curves, params = gather((state.curves, flatten_dict(state.params._asdict(), sep="/") if args.save_model else {}))
     meta = dict(schema=1, script=stem, device=devices[0].device_kind, num_devices=len(devices),
                 seconds=time.time() - began, compile_seconds=compile_seconds, complete=done == len(timesteps),
                 versions={n: version(n) for n in "jax jaxlib flax optax gymnax navix".split() if n in sys.modules})
     for number, run in enumerate(runs if lead and len(ends) else []):
         mine = slice(number * len(seeds), (number + 1) * len(seeds))
-        record = {name: curve[mine] for name, curve in curves.items()} | dict(timesteps=ends, seeds=seeds)
+        record = {name: curve[mine, : len(ends)] for name, curve in curves.items()} | dict(timesteps=ends, seeds=seeds)
         record["meta"] = json.dumps(meta | dict(args=args_of[number]))
         save(run / "results.npz", lambda file: np.savez_compressed(file, **record))
-        if params:
-            model = {name: value[mine] for name, value in params.items()}
+        if model := {name: value[mine] for name, value in params.items()}:
             save(run / "model.safetensors", lambda file: file.write(to_safetensors(model)))
         last = record["returns"][:, ends > 0.9 * ends[-1]].mean()
         print(f"mean return over the last 10 %{'' if meta['complete'] else ', stopped'}: {last:.2f}; saved in {run}")

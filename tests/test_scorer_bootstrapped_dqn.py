@@ -39,7 +39,7 @@ def make_train(**args):
 
 
 def play_only(seeds, steps, **args):
-    """States of these seeds after `steps` steps without learning, all but the newest in the replay, which keeps all."""
+    """States of these seeds after `steps` steps without learning, in a replay which keeps all."""
     args = dict(learning_starts=steps, total_timesteps=steps + 1, buffer_size=steps, batch_size=1) | args
     return jax.tree.map(np.asarray, jax.jit(jax.vmap(make_train(**args)[1]))(jnp.asarray(seeds, jnp.uint32)))
 
@@ -57,10 +57,9 @@ def stochastic():
 
 
 def experience(state):
-    """The transitions of one seed, oldest first, from a replay that has kept all of them; the newest is the last."""
+    """The transitions of one seed, oldest first, from a replay that has kept all of them."""
     steps = int(state.env_state.env_state.time) + int(state.progress["episodes"]) * len(state.action_map)
-    replay = jax.tree.map(lambda ring: np.asarray(ring[: steps - 1, 0]), state.replay)
-    return jax.tree.map(lambda past, last: np.concatenate([past, np.asarray(last)[None]]), replay, state.newest)
+    return jax.tree.map(lambda ring: np.asarray(ring[:steps, 0]), state.replay)
 
 
 def one(states, index):
@@ -347,9 +346,7 @@ def test_block_of_updates_against_a_reference(variant, monkeypatch):
     args, init, block, _, timesteps, _ = make_train(target_update_interval=2, learning_rate=0.005, batch_size=6,
                                                     total_timesteps=16 + 2000, buffer_size=24, **variant)
     assert timesteps[0] == 16 + 8
-    before, drawn, randint = jax.jit(init)(jnp.uint32(5)), [], jax.random.randint
-    alike = {name: getattr(before, name) for name in ("params", "action_map", "replay", "newest", "active")}
-    assert tree_equal(START.setdefault("alike", alike), alike)
+    drawn, randint = [], jax.random.randint
 
     def watch(key, shape, low, high, *rest):
         result = randint(key, shape, low, high, *rest)
@@ -358,8 +355,11 @@ def test_block_of_updates_against_a_reference(variant, monkeypatch):
         return result
 
     monkeypatch.setattr(jax.random, "randint", watch)
+    before = init(jnp.uint32(5))
+    alike = {name: getattr(before, name) for name in ("params", "action_map", "replay", "active")}
+    assert tree_equal(START.setdefault("alike", alike), alike)
     after, _ = block(before, 0)
-    drawn, = drawn  # [updates, players, batch]
+    drawn = np.concatenate([drawn[0][-1:], drawn[1][:-1]])  # [updates, players, batch], each drawn a step before
     assert drawn.shape == (8, 1 + bool(variant), 6)
     assert len(np.unique(drawn.reshape(-1, 6), axis=0)) == drawn[..., 0].size  # no sample is drawn twice
     assert all(sample.max() < 16 + t for t, sample in enumerate(drawn)) and drawn.max() > 15
@@ -427,9 +427,9 @@ def test_epsilon():
 
 
 def test_ring_wraps(stochastic):
-    """Of the 599 steps stored in a ring of 590, the latest 590 are there, where they belong: one leads to the next."""
+    """Of the 600 steps stored in a ring of 590, the latest 590 are there, where they belong: one leads to the next."""
     obs, next_obs = stochastic.replay.obs[0, :, 0], stochastic.replay.next_obs[0, :, 0]
-    for t in range(9, 598):
+    for t in range(10, 599):
         assert obs[t % 590] // 4 == t % 4  # the row of the cell
         assert next_obs[t % 590] == (0 if t % 4 == 3 else obs[(t + 1) % 590])
 

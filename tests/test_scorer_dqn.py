@@ -1,5 +1,7 @@
 """scorer_dqn.py from the inside: the game, targets, schedules, replay, and environments whose Q-values are known."""
 
+import importlib.util
+import itertools
 from functools import partial
 from types import SimpleNamespace
 
@@ -9,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from gymnax.environments.minatar import asterix
 from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
 
 import scorer_dqn as dqn
+import scorer_pqn as pqn
 from environments import KNOWN, Counter, Limit, Probe, ProbeParams
 from helpers import tree_equal
 
@@ -355,8 +359,8 @@ def test_target_by_hand(double, expected):
 
 
 def play_only(steps, env, env_params, **args):
-    """The state after acting, before any update, when `steps` steps are in the replay and one is still to be stored."""
-    args = dict(num_envs=2, buffer_size=2 * steps, batch_size=1, learning_starts=2 * (steps + 1)) | args
+    """The state after acting, before any update, when `steps` steps are in the replay."""
+    args = dict(num_envs=2, buffer_size=2 * steps, batch_size=1, learning_starts=2 * steps) | args
     args["total_timesteps"] = args["learning_starts"] + 1000
     return jax.jit(make_train(*setup(env, env_params, **args))[0])(jnp.uint32(0))
 
@@ -387,6 +391,21 @@ def test_final_observation_is_stored_at_a_timeout():
         np.testing.assert_allclose(replay.next_obs[t], after, rtol=1e-5, atol=1e-7)
     same = [np.array_equal(replay.next_obs[t], replay.obs[t + 1]) for t in steps[:-1]]
     assert same == [True, True, True, True, False] * 2 and not replay.terminated.any() and state.episodes == 2 * 2
+
+
+@pytest.mark.parametrize("script", [dqn, pqn], ids=["dqn", "pqn"])
+def test_asterix_keeps_its_dynamics(script):
+    """For all fillings of its eight slots and 20 keys: the same slot as by gymnax's own loop, free or not."""
+    spec = importlib.util.find_spec(asterix.__name__)
+    spec.loader.exec_module(own := importlib.util.module_from_spec(spec))  # in which no script has changed anything
+    keys, filled = jax.random.split(jax.random.key(0), 20), jnp.array([*itertools.product((0, 1), repeat=8)])
+    found, expected = (jax.jit(jax.vmap(jax.vmap(slot, (0, None)), (None, 0)))(keys, filled)
+                       for slot in (script.free_slot, own.while_sample_slots))
+    assert tree_equal(found, expected)
+    free = found[1]  # [fillings, keys]
+    assert free[0].all() and not free[255].any() and 0 < free[127].mean() < 1  # one of the eight is never tried
+    script.resolve(script.Args(env="Asterix-MinAtar"))
+    assert asterix.while_sample_slots is script.free_slot
 
 
 # -------------------- Replay
@@ -489,7 +508,7 @@ def test_epsilon_at_its_steps():
     state, block = jax.jit(init)(jnp.uint32(0)), jax.jit(block)
     for index in range(len(timesteps)):
         state, _ = block(state, index)
-    action = np.concatenate([state.replay.action[:-1], state.newest.action[None]])  # [step, environments]
+    action = np.asarray(state.replay.action)  # [step, environments]
     greedy = action[-1, 0]
     others = (action != greedy).mean(axis=1)
     expected = 0.9 * 0.8 * np.maximum(0, 1 - np.arange(30) / 20)
