@@ -139,6 +139,7 @@ def table(runs: list[dict], title: str) -> str:
 def draw(runs: list[dict], out: Path):
     """Time of SCORER's vector step against seeds, with the preset's environments, and against environments."""
     figure, axes = style.panels(1, 2, out, smooth=1)
+    axes[0, 1].sharey(axes[0, 0])  # before anything is drawn, so that the range fits both
     groups = {config: step_us(group) for config, group in grouped(runs).items() if step_us(group) and
               (config.scorer, config.diagnostics, config.devices) == (True, False, 1)}
     looks = dict(zip(dict.fromkeys(config.script for config in groups), [(style.SCORER, "-"), *style.OTHERS]))
@@ -159,7 +160,6 @@ def draw(runs: list[dict], out: Path):
         ax.set_xticks(sorted(ticks), sorted(ticks))
         ax.set_xticks([], minor=True)
         ax.yaxis.set_major_formatter("{x:,g}")
-    axes[0, 1].sharey(axes[0, 0])
     style.save(figure, out)
 
 

@@ -169,6 +169,10 @@ def test_growth(stand_in, tmp_path, monkeypatch, capsys):
     assert run_main(scripts=(stand_in,), steps=128e3, repeats=1, grow=True, grow_seeds=(10,), grow_envs=(),
                     figure=tmp_path / "half.png") == 0  # nothing to draw on the right
     assert [len(ax.lines) for ax in figures[1].axes] == [1, 0]
+    assert run_main(scripts=(stand_in,), steps=128e3, repeats=1, grow=True, grow_seeds=(10, 20), grow_envs=(32, 512),
+                    figure=tmp_path / "range.png") == 0  # 1,100 and 2,200 us on the left, 110 on the right
+    (low, high), (right_low, right_high) = (ax.get_ylim() for ax in figures[2].axes)
+    assert (low, high) == (right_low, right_high) and low < 110 and high > 2200
 
 
 def test_ctrl_c_keeps_what_was_measured(stand_in, monkeypatch, tmp_path, capsys):
