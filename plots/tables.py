@@ -3,6 +3,7 @@
     python plots/tables.py runs/*                      # Markdown
     python plots/tables.py runs/* --latex --out tables.tex
     python plots/tables.py runs/* --paper
+    python plots/tables.py runs/* --p-values
 """
 
 from pathlib import Path
@@ -80,6 +81,18 @@ def final_return(methods: list[Method]) -> Table:
             "of training, ± half the 95 % bootstrap interval's width. Bold: best of its algorithm. Italic: not "
             "significantly worse than the best (one-sided bootstrap difference test, 5 %).")
     return Table("Final return", ["Algorithm", "Variant", *envs], rows, note)
+
+
+def difference_tests(env: str, methods: list[Method]) -> Table:
+    """p of the one-sided bootstrap difference test for all pairs of one algorithm's variants on one environment."""
+    def p(row, column):
+        return "-" if row is column else f"{stats.difference_test(scores(row), scores(column)):.3f}"
+
+    rows = [[Cell(row.variant), *(Cell(p(row, column)) for column in methods)] for row in methods]
+    note = ("Share of resamples in which the column's final IQM return matches or exceeds the row's: below 0.05, the "
+            "row is significantly better. nan: one seed shows nothing.")
+    header = ["p: is the row better?", *(method.variant for method in methods)]
+    return Table(f"Difference tests, {methods[0].algorithm} on {env}", header, rows, note)
 
 
 def times_text(method: Method, reached: tuple[stats.Estimate, int]) -> str:
@@ -182,7 +195,7 @@ def paper_against_here(methods: list[Method]) -> Table:
 
 
 def main(runs: Positional[list[Path]], out: Path | None = None, latex: bool = False, paper: bool = False,
-         thresholds: tuple[float, ...] = ()):
+         p_values: bool = False, thresholds: tuple[float, ...] = ()):
     """Tables: final return, time to threshold, sample efficiency and speed; or the paper's numbers beside these runs'.
 
     Args:
@@ -190,13 +203,19 @@ def main(runs: Positional[list[Path]], out: Path | None = None, latex: bool = Fa
         out: file to write in place of standard output.
         latex: LaTeX (with booktabs) in place of Markdown.
         paper: only the table of the paper's final returns beside these runs'.
+        p_values: only the difference tests between all variants of an algorithm on an environment.
         thresholds: returns for the sample efficiency on every environment, in place of the paper's.
     """
+    if paper and p_values:
+        fail("give one of --paper and --p-values")
     if not np.isfinite(thresholds).all():
         fail(f"--thresholds {' '.join(map(str, thresholds))} must be finite numbers")
     methods = load(runs)
     if paper:
         tables = [paper_against_here(methods)]
+    elif p_values:
+        tables = [difference_tests(env, group) for family in by_algorithm(methods).values()
+                  for env, group in by_env(family).items()]
     else:
         tables = [final_return(methods), time_to_threshold(methods), speed(methods)]
         for env, group in by_env(methods).items():

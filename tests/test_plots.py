@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -315,6 +316,19 @@ def test_one_seed_shows_no_difference(tmp_path):
     final = tables.final_return(records.load(folders))
     assert [(row[1].text, row[2].text, row[2].mark) for row in final.rows] == [
         ("Baseline", "9.74", ""), ("SCORER", "19.47", "best")]
+    tests = tables.difference_tests("Breakout-MinAtar", records.load(folders))
+    assert [[cell.text for cell in row] for row in tests.rows] == [["Baseline", "-", "nan"], ["SCORER", "nan", "-"]]
+
+
+def test_p_values(runs):
+    """SCORER is better on Breakout and the same on Freeway; a row and its column add up to 1 but for ties."""
+    done = run_tool("tables", *sorted(runs.glob("main/*")), "--p-values")
+    assert done.returncode == 0, done.stderr
+    breakout, freeway = done.stdout.split("### ")[1:]
+    assert breakout.startswith("Difference tests, DQN on Breakout-MinAtar") and "DQN on Freeway-MinAtar" in freeway
+    assert "| Baseline | - | 1.000 |" in breakout and "| SCORER | 0.000 | - |" in breakout
+    alike = [float(number) for number in re.findall(r"\| (0\.\d{3}) ", freeway)]
+    assert len(alike) == 2 and all(0.5 < p < 0.7 for p in alike)  # a half, and half of the ties
 
 
 def test_paper_against_here(tmp_path, capsys):
@@ -340,10 +354,13 @@ def test_pqn_beside_the_paper(tmp_path):
     assert [[cell.text for cell in row[1:3]] for row in table.rows] == [["PQN", "Baseline"], ["PQN", "SCORER"]]
 
 
-def test_thresholds_are_numbers(tmp_path, capsys):
+@pytest.mark.parametrize("options, words", [(dict(thresholds=(5.0, np.nan)), "--thresholds 5.0 nan"),
+                                            (dict(paper=True, p_values=True), "give one of --paper and --p-values")])
+def test_tables_refuse_in_one_sentence(tmp_path, capsys, options, words):
     with pytest.raises(SystemExit) as end:
-        tables.main([write_run(tmp_path / "a")], thresholds=(5.0, np.nan))
-    assert end.value.code == 2 and "--thresholds 5.0 nan" in capsys.readouterr().err
+        tables.main([write_run(tmp_path / "a")], **options)
+    message = capsys.readouterr().err
+    assert end.value.code == 2 and words in message and message.count("\n") == 1
 
 
 @pytest.mark.parametrize("meta, args, out, words", [
