@@ -110,7 +110,7 @@ def check_numbers(args, limits: dict):
                 fail(f"{flag} {number} must be {accepted}")
 
 def free_slot(key, filled):
-    """gymnax's while_sample_slots (Asterix) without its loop, which hangs inside a GPU's own loop over steps."""
+    """gymnax's while_sample_slots (Asterix) without its loop of unknown length, on which a GPU's own loop hangs."""
     order = jax.random.permutation(key, jnp.arange(8))
     free = filled[order[1:]] == 0  # gymnax does not try the first either
     return order[jnp.where(free.any(), 1 + free.argmax(), 7)], free.any().astype(int)
@@ -375,7 +375,7 @@ def make_train(args: Args, env, env_params):
 # ------------------------------ The run ------------------------------------------------------------------------------
 # A step is some 100 small GPU kernels: let the GPU run the whole loop by itself, and independent kernels side by side.
 GPU_FLAGS = "--xla_gpu_enable_command_buffer=+WHILE --xla_gpu_command_buffer_scheduling_mode=CONCURRENT "
-gather = partial(process_allgather, tiled=True)  # device arrays [seeds, ...] of all processes -> numpy
+gather = partial(process_allgather, tiled=True)  # arrays [seeds, ...], also in trees, of all processes -> numpy
 
 def save(path: Path, write):
     """`write(file)` under a temporary name, then moved: what stands at `path` is whole."""
@@ -471,7 +471,7 @@ def main():
         measure = all_seeds(measure, state, np.int32(0), specs=(split, same), donate_argnums=0)
         blocks_per_measure = blocks_per_point * max(1, len(timesteps) // blocks_per_point // 50)
     compile_seconds = time.time() - began
-    terminal, previous, saved = sys.stdout.isatty(), np.array([np.nan]), time.time()
+    terminal, previous, saved = sys.stdout.isatty(), None, time.time()
     began = saved - seconds
     bar = tqdm(total=int(timesteps[-1]), initial=int([0, *timesteps][done]), unit="step", unit_scale=True,
                disable=not lead, file=sys.stdout if terminal else io.StringIO())
@@ -482,7 +482,7 @@ def main():
             state = measure(state, np.int32(index))
         if processes > 1 and not point:
             continue  # processes look up from training only together
-        bar.set_postfix_str(f"return {gather(previous).mean():.2f}")
+        bar.set_postfix_str(f"return {gather(previous).mean():.2f}" if previous is not None else "")
         previous = mean  # shown one block later, so that the device never waits for the host
         tenths = 10 * bar.n // bar.total
         bar.update(int(timesteps[index]) - bar.n)

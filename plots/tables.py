@@ -1,4 +1,5 @@
-"""Tables: final return, time to threshold, sample efficiency and speed; or the paper's numbers beside these runs'.
+"""Tables: final return, time to threshold, sample efficiency and speed; or the paper's numbers beside these runs', or
+p values of all pairs.
 
     python plots/tables.py runs/*                      # Markdown
     python plots/tables.py runs/* --latex --out tables.tex
@@ -196,7 +197,7 @@ def paper_against_here(methods: list[Method]) -> Table:
 
 def main(runs: Positional[list[Path]], out: Path | None = None, latex: bool = False, paper: bool = False,
          p_values: bool = False, thresholds: tuple[float, ...] = ()):
-    """Tables: final return, time to threshold, sample efficiency and speed; or the paper's numbers beside these runs'.
+    """Tables: final return, time to threshold, sample efficiency and speed; or the paper's numbers, or p values.
 
     Args:
         runs: run folders.
@@ -215,7 +216,9 @@ def main(runs: Positional[list[Path]], out: Path | None = None, latex: bool = Fa
         tables = [paper_against_here(methods)]
     elif p_values:
         tables = [difference_tests(env, group) for family in by_algorithm(methods).values()
-                  for env, group in by_env(family).items()]
+                  for env, group in by_env(family).items() if len(group) > 1]
+        if not tables:
+            fail(f"--p-values needs two variants of one algorithm on one environment, not only {runs[0]}")
     else:
         tables = [final_return(methods), time_to_threshold(methods), speed(methods)]
         for env, group in by_env(methods).items():

@@ -355,7 +355,8 @@ def test_pqn_beside_the_paper(tmp_path):
 
 
 @pytest.mark.parametrize("options, words", [(dict(thresholds=(5.0, np.nan)), "--thresholds 5.0 nan"),
-                                            (dict(paper=True, p_values=True), "give one of --paper and --p-values")])
+                                            (dict(paper=True, p_values=True), "give one of --paper and --p-values"),
+                                            (dict(p_values=True), "needs two variants")])
 def test_tables_refuse_in_one_sentence(tmp_path, capsys, options, words):
     with pytest.raises(SystemExit) as end:
         tables.main([write_run(tmp_path / "a")], **options)

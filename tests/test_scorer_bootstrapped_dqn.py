@@ -362,7 +362,8 @@ def test_block_of_updates_against_a_reference(variant, monkeypatch):
     drawn = np.concatenate([drawn[0][-1:], drawn[1][:-1]])  # [updates, players, batch], each drawn a step before
     assert drawn.shape == (8, 1 + bool(variant), 6)
     assert len(np.unique(drawn.reshape(-1, 6), axis=0)) == drawn[..., 0].size  # no sample is drawn twice
-    assert all(sample.max() < 16 + t for t, sample in enumerate(drawn)) and drawn.max() > 15
+    assert all(sample.max() < 16 + t for t, sample in enumerate(drawn))
+    assert any(sample.max() == 15 + t for t, sample in enumerate(drawn))  # the newest is drawn at times
     past = experience(after)
     for member in range(3):
         phi, theta, prior = jax.tree.map(lambda x: np.asarray(x[member]), before.params)
@@ -397,6 +398,25 @@ def test_block_of_updates_against_a_reference(variant, monkeypatch):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-3, atol=2e-5), found, (phi, theta))
     assert tree_equal(after.target, boot.Players(*after.params[:2])) and not tree_equal(after.target, before.target)
     assert tree_equal(after.params.prior, before.params.prior)
+
+
+def test_acts_with_the_parameters_before_the_update():
+    """In blocks of one update, without exploration: the action stored is the active member's greedy one."""
+    args, init, block, _, timesteps, _ = make_train(scorer=True, follower_learning_rate=0.3, learning_rate=0.3,
+                                                    target_update_interval=1, epsilon_scale=0.0)
+    state, block, changed = jax.jit(init)(jnp.uint32(0)), jax.jit(block), 0
+    for index, timestep in enumerate(timesteps[:60]):
+        before = state
+        state, _ = block(state, index)
+        greedy = []
+        for params in before.params, state.params:
+            phi, theta, prior = one(params, before.active)
+            own, fixed = (plain_values(*both, before.obs) for both in (
+                (phi, theta), (prior["perception"], prior["control"])))
+            greedy.append((own + 3.0 * fixed).argmax())
+        assert state.replay.action[(timestep - 1) % args.buffer_size, 0] == greedy[0]
+        changed += greedy[0] != greedy[1]
+    assert set(np.diff(timesteps)) == {1} and changed > 2
 
 
 @pytest.mark.parametrize("period, block_steps", [(1, 4), (3, 3), (4, 4), (300, 300)])

@@ -437,9 +437,56 @@ def test_samples_are_held_and_independent(monkeypatch):
     newest = 3 + np.arange(len(samples))  # 3 steps are stored before the first update; the fourth is made beside it
     assert len(samples) == 27 and samples.shape[1:] == (2, 16)
     assert np.all(samples >= np.maximum(1, newest - 14)[:, None, None]) and np.all(samples <= newest[:, None, None])
-    assert np.any(samples == newest[:, None, None]) and np.any(samples[-1] == newest[-1] - 14)
+    assert np.any((samples == newest[:, None, None])[:12])  # also before the ring is full, from when all is held
+    assert np.any(samples[-1] == newest[-1] - 14)
     assert not any(np.array_equal(follower, leader) for follower, leader in samples)
     assert len(np.unique(samples, axis=0)) == 27
+
+
+def test_diagnostics_are_of_held_transitions(monkeypatch):
+    """3 steps before learning and 8 beside it are in a ring of 30; Counter's observations count from 1."""
+    seen, own = [], dqn.bellman_error
+
+    def watch(phi, theta, networks, batch, target):
+        jax.debug.callback(lambda obs: seen.append(np.array(obs)), batch.obs)
+        return own(phi, theta, networks, batch, target)
+
+    run = setup(Counter(), Limit(), scorer=True, diagnostics=True, num_envs=2, learning_starts=6, buffer_size=60,
+                total_timesteps=60, target_update_interval=16)
+    init, block, measure, *_ = make_train(*run)
+    state, _ = jax.jit(block)(jax.jit(init)(jnp.uint32(0)), 0)
+    monkeypatch.setattr(dqn, "bellman_error", watch)
+    state = jax.jit(measure)(state, 0)
+    jax.effects_barrier()
+    assert seen and all(obs.shape == (2048, 1) and set(obs.ravel()) == {*range(1, 12)} for obs in seen)
+    assert np.isfinite(state.curves["bellman_error_mean"][0])
+
+
+def test_a_step_learns_and_acts_with_the_same_parameters(monkeypatch):
+    """In blocks of one update: the targets are of the batch drawn before, the online and the target parameters; the
+    actions stored are the greedy ones of the parameters before the update."""
+    seen, own = [], dqn.bellman_target
+
+    def watch(networks, params, target, batch, **options):
+        jax.debug.callback(lambda *values: seen.append(values), params, target, batch)
+        return own(networks, params, target, batch, **options)
+
+    monkeypatch.setattr(dqn, "bellman_target", watch)
+    args, env, env_params = setup(scorer=True, double=True, tau=0.5, target_update_interval=4, learning_rate=1.0,
+                                  follower_learning_rate=(1.0,), epsilon_start=0.0, epsilon_end=0.0)
+    networks = dqn.Players(dqn.Perception(args), dqn.Control(args, 2))
+    init, block, *_, timesteps, _ = make_train(args, env, env_params)
+    state, block, changed = jax.jit(init)(jnp.uint32(0)), jax.jit(block), 0
+    for index, timestep in enumerate(timesteps):
+        before = state
+        state, _ = block(state, index)
+        jax.effects_barrier()
+        assert tree_equal(seen[-1], (before.params, before.target, before.batch))
+        old, new = (dqn.q_values(networks, *params, before.obs).argmax(axis=-1)
+                    for params in (before.params, state.params))
+        np.testing.assert_array_equal(state.replay.action[(timestep // args.num_envs - 1) % 100], old)
+        changed += not np.array_equal(old, new)
+    assert len(timesteps) == 36 and changed > 2 and not tree_equal(state.params, state.target)
 
 
 @pytest.mark.parametrize("name, features, gib", [("Breakout", 400, 2.5), ("Seaquest", 1000, 6.0)])
