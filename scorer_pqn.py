@@ -434,7 +434,7 @@ def main():
                disable=not lead, file=sys.stdout if terminal else io.StringIO())
     for index in range(done, len(timesteps)):
         state, mean = block(state, np.int32(index))
-        done, point = index + 1, (index + 1) % blocks_per_point == 0
+        point = (done := index + 1) % blocks_per_point == 0
         if args.diagnostics and done % blocks_per_measure == 0:
             state = measure(state, np.int32(index))
         if processes > 1 and not point:

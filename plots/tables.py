@@ -1,5 +1,4 @@
-"""Tables: final return, time to threshold, sample efficiency and speed; or the paper's numbers beside these runs', or
-p values of all pairs.
+"""Tables: final return, time to threshold, sample efficiency and speed; or the paper's numbers, or p values.
 
     python plots/tables.py runs/*                      # Markdown
     python plots/tables.py runs/* --latex --out tables.tex
@@ -63,10 +62,15 @@ def scores(method: Method):
     return stats.final_scores(method.timesteps, method.returns)
 
 
+def compared(methods: list[Method]) -> list[list[Method]]:
+    """The methods of one algorithm on one environment together, order kept."""
+    return [group for family in by_algorithm(methods).values() for group in by_env(family).values()]
+
+
 def final_return(methods: list[Method]) -> Table:
     """Final IQM return, marked within each algorithm and environment as in the paper's table."""
     cells = {}
-    for group in (g for family in by_algorithm(methods).values() for g in by_env(family).values()):
+    for group in compared(methods):
         best = max(group, key=lambda method: stats.iqm(scores(method)))
         for method in group:
             level = stats.difference_test(scores(best), scores(method)) >= 0.05  # False where one seed shows nothing
@@ -84,7 +88,7 @@ def final_return(methods: list[Method]) -> Table:
     return Table("Final return", ["Algorithm", "Variant", *envs], rows, note)
 
 
-def difference_tests(env: str, methods: list[Method]) -> Table:
+def difference_tests(methods: list[Method]) -> Table:
     """p of the one-sided bootstrap difference test for all pairs of one algorithm's variants on one environment."""
     def p(row, column):
         return "-" if row is column else f"{stats.difference_test(scores(row), scores(column)):.3f}"
@@ -93,7 +97,7 @@ def difference_tests(env: str, methods: list[Method]) -> Table:
     note = ("Share of resamples in which the column's final IQM return matches or exceeds the row's: below 0.05, the "
             "row is significantly better. nan: one seed shows nothing.")
     header = ["p: is the row better?", *(method.variant for method in methods)]
-    return Table(f"Difference tests, {methods[0].algorithm} on {env}", header, rows, note)
+    return Table(f"Difference tests, {methods[0].algorithm} on {methods[0].env}", header, rows, note)
 
 
 def times_text(method: Method, reached: tuple[stats.Estimate, int]) -> str:
@@ -150,7 +154,7 @@ def sample_efficiency(env: str, methods: list[Method], thresholds: tuple[float, 
 def speed(methods: list[Method]) -> Table:
     """Wall-clock time without compilation, and its ratio to the plain baseline's (appendix "Speed Comparison")."""
     rows = []
-    for group in (g for family in by_algorithm(methods).values() for g in by_env(family).values()):
+    for group in compared(methods):
         plain = next((method for method in group if not method.args["scorer"]), None)
         for method in group:
             seconds = [run.meta["seconds"] for run in method.runs]
@@ -215,8 +219,7 @@ def main(runs: Positional[list[Path]], out: Path | None = None, latex: bool = Fa
     if paper:
         tables = [paper_against_here(methods)]
     elif p_values:
-        tables = [difference_tests(env, group) for family in by_algorithm(methods).values()
-                  for env, group in by_env(family).items() if len(group) > 1]
+        tables = [difference_tests(group) for group in compared(methods) if len(group) > 1]
         if not tables:
             fail(f"--p-values needs two variants of one algorithm on one environment, not only {runs[0]}")
     else:
