@@ -1,9 +1,10 @@
 """SCORER DQN: Q-learning as a Stackelberg game between perception and control.
 
 The Q-network is split in two. Perception f_phi, the follower, turns an observation into features
-and takes quick steps that minimise the variance of the Bellman errors. Control Q_theta, the leader,
-turns features into action values and takes slow steps that minimise their mean square. Without
---scorer the same layers have one loss and one optimiser: DQN, the baseline.
+and minimises the variance of the Bellman errors; control Q_theta, the leader, turns features into
+action values and minimises their mean square. Each takes one step per update: the follower first,
+and quickly, as its learning rate is higher; then the leader, on what the follower made of it.
+Without --scorer the same layers have one loss and one optimiser: DQN, the baseline.
 
     python scorer_dqn.py --env Breakout-MinAtar --scorer --total-timesteps 1e6   # a minute on a laptop
     python scorer_dqn.py --env Breakout-MinAtar --scorer --num-seeds 30          # the paper's run: a GPU
@@ -11,17 +12,17 @@ turns features into action values and takes slow steps that minimise their mean 
 What stands where, from top to bottom:
 
     Arguments     every flag, with the paper's values by environment family; look up what you need
-    Environment   make_env, the only place that knows gymnax
+    Environment   make_env, the only place that knows gymnax; skip it, but for EnvStep's fields
     Networks      f_phi and Q_theta, two flax modules
     The game      the method: losses, targets and one round of the game; needs jax and optax alone
     Ablations     the paper's variations of a round, one function each; skip them at first
-    Training      Algorithm 1: act, store, sample, learn, and the loop around them
+    Training      Algorithm 1: act, store, sample, learn; its heading says where each line is
+    Counts        how a run is divided into loops; skip it
     The checks    what the flags may be; skip them
     The run       seeds side by side, progress, checkpoints, records; the same in every script; skip it
 
-To understand the method read "The game" and "Training", in this order. Comments name the lines of
-the paper's Algorithm 1: Martinez et al., "Stackelberg Coupling of Online Representation Learning
-and Reinforcement Learning", ICLR 2026, section 4.
+To understand the method read "The game" and "Training", in this order. The paper: Martinez et al.,
+"Stackelberg Coupling of Online Representation Learning and Reinforcement Learning", ICLR 2026.
 """
 # /// script
 # requires-python = ">=3.11"
@@ -292,7 +293,8 @@ def dense(features: int, gain: float = np.sqrt(2)) -> nn.Dense:
 def l1_norm(x):
     """Divides x [..., features] by its mean absolute value.
 
-    The paper says "unit L1 norm", which would be the sum; its results need the mean.
+    The paper says "unit L1 norm", which would be the sum of absolute values. But with the sum
+    SCORER ends at 19 on Breakout, with the mean at 64, as the paper prints.
     """
     return x / jnp.maximum(jnp.abs(x).mean(axis=-1, keepdims=True), 1e-8)
 
@@ -339,8 +341,15 @@ class Control(nn.Module):
 # ==================================================================================================
 # The game
 #
-# To use it elsewhere, copy from here to the next heading, with `import optax`, `jax`, `jax.numpy as
-# jnp` and `NamedTuple`, `Any` of typing. `q_values` is the only function that knows flax.
+# E[delta^2] = Var[delta] + E[delta]^2: perception takes on the variance, the part that no constant
+# could correct; control, which sees the same kind of errors, takes the whole.
+#
+# To use it elsewhere, copy from here to the next heading, with `import jax`, `jax.numpy as jnp`,
+# `optax`, and `Any`, `NamedTuple` of typing. Only `q_values` knows flax: for another library write
+# that one anew. Networks, parameters, optimisers and their states are pairs (Players); the baseline
+# has one optimiser, of both networks' parameters. The targets of a batch are yours to compute, before
+# the round, with `compute_td_target` or otherwise. Rates to start from: the follower's three to ten
+# times the leader's, each with its own clip of the gradient's norm.
 # ==================================================================================================
 
 
@@ -356,7 +365,7 @@ class Batch(NamedTuple):
 
     obs: jax.Array  # [batch, ...]
     action: jax.Array  # [batch], integers
-    td_target: jax.Array  # [batch], Y of each transition, from `compute_td_target` or your own
+    td_target: jax.Array  # [batch], Y of each transition
 
 
 def q_values(networks: Players, params: Players, obs):
@@ -371,15 +380,21 @@ def select(values, action):
 
 
 def compute_td_target(networks, params, target, transition, gamma, double=False):
-    """Returns Y = r + gamma (1 - terminated) Q_target(f_target(s'), a*), [batch] (lines 11 and 14).
+    """Returns Y = r + gamma (1 - terminated) Q_target(f_target(s'), a*), [batch].
 
-    a* is the target networks' best action; for Double DQN, the online control network's, on target
-    features. Y depends on neither player's new parameters, so both batches' Y may be computed
-    before the follower steps. (Double's a* takes theta, which only the leader's step changes.)
+    `transition` has reward, next_obs and terminated: next_obs is the observation that the action led
+    to, also at an episode's end; terminated says that no reward can follow, so it is false where a
+    time limit has cut the episode. a* is the best action by the target networks; for Double DQN, by
+    the online control network on target features.
+
+    Neither player's step changes Y, so both batches' may be computed before the follower moves: the
+    target networks stand still, and the theta that Double uses is the leader's, who moves last.
     """
-    z = networks.perception.apply({"params": target.perception}, transition.next_obs)
-    next_q = networks.control.apply({"params": target.control}, z)  # [batch, actions]
-    chooser = networks.control.apply({"params": params.control}, z) if double else next_q
+    next_q = q_values(networks, target, transition.next_obs)  # [batch, actions]
+    chooser = next_q
+    if double:
+        online_control = Players(target.perception, params.control)
+        chooser = q_values(networks, online_control, transition.next_obs)
     next_value = select(next_q, chooser.argmax(axis=-1))
     return transition.reward + gamma * (1.0 - transition.terminated) * next_value
 
@@ -388,7 +403,7 @@ def bellman_error(networks, params, batch):
     """Returns delta = Y - Q_theta(f_phi(s), a), [batch]; Y is data and carries no gradient."""
     q = select(q_values(networks, params, batch.obs), batch.action)
     assert q.shape == batch.td_target.shape, (q.shape, batch.td_target.shape)  # else they broadcast
-    return jax.lax.stop_gradient(batch.td_target) - q
+    return jax.lax.stop_gradient(batch.td_target) - q  # a safeguard: Y comes from outside
 
 
 def follower_loss(delta):
@@ -408,32 +423,31 @@ def scorer_update(
     opt_state,
     follower_batch,
     leader_batch,
-    follower_loss=follower_loss,
+    objective=follower_loss,
 ):
-    """Plays one round of the game (Algorithm 1, lines 10 to 15); returns params and opt_state.
+    """Plays one round of the game, lines 12 and 15 of Algorithm 1; returns params and opt_state.
 
-    networks, optimizers, params and opt_state are Players; the batches are two independent draws.
+    The batches are two independent draws, with their targets (lines 10, 11, 13 and 14). objective is
+    the follower's loss: follower_loss, or leader_loss for the paper's ablation "MSBE".
     """
 
-    # The follower responds: perception steps on the variance while control stands still (line 12).
+    # The follower responds: perception steps on the variance while control stands still.
     def perception_objective(phi):
-        fixed_control = Players(phi, params.control)
-        return follower_loss(bellman_error(networks, fixed_control, follower_batch))
+        return objective(bellman_error(networks, Players(phi, params.control), follower_batch))
 
     gradient = jax.grad(perception_objective)(params.perception)
     updates, perception_state = optimizers.perception.update(gradient, opt_state.perception)
-    phi = optax.apply_updates(params.perception, updates)
+    new_phi = optax.apply_updates(params.perception, updates)
 
-    # The leader steps on that response, on a batch of its own (line 15).
+    # The leader steps on that response, on a batch of its own, while perception stands still.
     def control_objective(theta):
-        fixed_perception = Players(phi, theta)
-        return leader_loss(bellman_error(networks, fixed_perception, leader_batch))
+        return leader_loss(bellman_error(networks, Players(new_phi, theta), leader_batch))
 
     gradient = jax.grad(control_objective)(params.control)
     updates, control_state = optimizers.control.update(gradient, opt_state.control)
-    theta = optax.apply_updates(params.control, updates)
+    new_theta = optax.apply_updates(params.control, updates)
 
-    return Players(phi, theta), Players(perception_state, control_state)
+    return Players(new_phi, new_theta), Players(perception_state, control_state)
 
 
 def baseline_update(networks, optimizer, params, opt_state, batch):
@@ -459,106 +473,63 @@ def inverted_roles_update(
     opt_state,
     follower_batch,
     leader_batch,
-    follower_loss=follower_loss,
+    objective=follower_loss,
 ):
     """Plays a round with the roles exchanged: control follows, then perception leads."""
 
     def control_objective(theta):
-        fixed_perception = Players(params.perception, theta)
-        return follower_loss(bellman_error(networks, fixed_perception, follower_batch))
+        return objective(bellman_error(networks, Players(params.perception, theta), follower_batch))
 
     gradient = jax.grad(control_objective)(params.control)
     updates, control_state = optimizers.control.update(gradient, opt_state.control)
-    theta = optax.apply_updates(params.control, updates)
+    new_theta = optax.apply_updates(params.control, updates)
 
     def perception_objective(phi):
-        fixed_control = Players(phi, theta)
-        return leader_loss(bellman_error(networks, fixed_control, leader_batch))
+        return leader_loss(bellman_error(networks, Players(phi, new_theta), leader_batch))
 
     gradient = jax.grad(perception_objective)(params.perception)
     updates, perception_state = optimizers.perception.update(gradient, opt_state.perception)
-    phi = optax.apply_updates(params.perception, updates)
+    new_phi = optax.apply_updates(params.perception, updates)
 
-    return Players(phi, theta), Players(perception_state, control_state)
+    return Players(new_phi, new_theta), Players(perception_state, control_state)
 
 
 def synchronous_update(networks, optimizers, params, opt_state, perception_batch, control_batch):
     """Steps both players at once on the MSBE: neither sees the other's step, so nobody follows."""
 
     def perception_objective(phi):
-        fixed_control = Players(phi, params.control)
-        return leader_loss(bellman_error(networks, fixed_control, perception_batch))
+        players = Players(phi, params.control)
+        return leader_loss(bellman_error(networks, players, perception_batch))
 
     gradient = jax.grad(perception_objective)(params.perception)
     updates, perception_state = optimizers.perception.update(gradient, opt_state.perception)
-    phi = optax.apply_updates(params.perception, updates)
+    new_phi = optax.apply_updates(params.perception, updates)
 
     def control_objective(theta):
-        fixed_perception = Players(params.perception, theta)
-        return leader_loss(bellman_error(networks, fixed_perception, control_batch))
+        players = Players(params.perception, theta)
+        return leader_loss(bellman_error(networks, players, control_batch))
 
     gradient = jax.grad(control_objective)(params.control)
     updates, control_state = optimizers.control.update(gradient, opt_state.control)
-    theta = optax.apply_updates(params.control, updates)
+    new_theta = optax.apply_updates(params.control, updates)
 
-    return Players(phi, theta), Players(perception_state, control_state)
+    return Players(new_phi, new_theta), Players(perception_state, control_state)
 
 
 # ==================================================================================================
 # Training
+#
+# Where the lines of Algorithm 1 are (an end of a block counts as a line, a requirement does not):
+#   1, 2      initialise, reset          init
+#   3         while t < T                train_stretch and train_chunk, and `train` in "The run"
+#   4 to 7    act, store                 act_and_store, which calls act and store
+#   8         if t > T_start             warm_up_step before, train_step from then on
+#   9         every T_Update             train_step: one update per step of all environments
+#   10, 13    sample two minibatches     act_and_store, which calls sample
+#   11, 14    compute targets Y          learn, which calls compute_td_target
+#   12, 15    the players' two steps     learn, which calls scorer_update
+#   17, 18    update target networks     train_stretch
 # ==================================================================================================
-
-
-class Counts(NamedTuple):
-    """How a run is divided. A step moves all environments once; an update is one of learning."""
-
-    warmup_steps: int  # without learning, to fill the replay; from then on each step has an update
-    target_period: int  # updates from one target update to the next
-    stretch_updates: int  # updates between two moments at which a target update may be due
-    chunk_updates: int  # updates that the host starts at once: whole stretches
-    num_chunks: int
-    chunks_per_point: int  # so many chunks are one point of the recorded curves
-
-    @property
-    def num_updates(self):
-        return self.num_chunks * self.chunk_updates
-
-
-def count_steps(total_timesteps, learning_starts, target_update_interval, num_envs) -> Counts:
-    """Divides a run; the first three arguments are environment steps, the last one of each step."""
-    warmup_steps = max(1, ceil_divide(learning_starts, num_envs))
-    updates = max(1, ceil_divide(total_timesteps, num_envs) - warmup_steps)
-    target_period = min(target_update_interval // num_envs, 2**30)  # beyond int32 means never
-    stretch = divide_period(target_period, updates)
-    chunk = stretch * (max(1, min(128, updates) // stretch) if stretch < 16 else 1)
-    chunks_per_point = max(1, updates // chunk // 1000)  # about 1,000 points
-    num_points = ceil_divide(updates, chunk * chunks_per_point)
-    return Counts(
-        warmup_steps=warmup_steps,
-        target_period=target_period,
-        stretch_updates=stretch,
-        chunk_updates=chunk,
-        num_chunks=num_points * chunks_per_point,
-        chunks_per_point=chunks_per_point,
-    )
-
-
-def divide_period(period: int, updates: int) -> int:
-    """Returns a whole fraction of the target period for one loop of updates to cover.
-
-    The longest up to 256, so that the host is asked often enough; or the whole period where that
-    is too short for a loop, as for a prime; or any length where the targets never change.
-    """
-    most = min(256, updates)
-    longest = max(length for length in range(1, most + 1) if period % length == 0)
-    if longest >= min(16, period):
-        return longest
-    return period if period <= updates else most
-
-
-def ceil_divide(a: int, b: int) -> int:
-    """Returns a / b, rounded up."""
-    return -(-a // b)
 
 
 def make_networks(args: Args, num_actions: int) -> Players:
@@ -574,8 +545,8 @@ def make_optimizers(args: Args, num_updates: int, follower_rate):
     """Makes a clipped Adam for each player, or the one that the baseline has.
 
     All rates fall to exactly 0 over the updates of the run, by default linearly, as in the paper's
-    experiments. So their ratio is constant, while the paper's theory (section 4) has it vanish:
-    --leader-decay-power 1.5 does that.
+    experiments, so the leader's is a constant share of the follower's. The paper's theory (section
+    4) wants that share to vanish, which --leader-decay-power 1.5 does.
     """
 
     def adam(initial_rate, power=1.0):
@@ -617,8 +588,8 @@ def choose_update(args: Args):
     if args.ablation == "synchronous":
         return synchronous_update
     if args.ablation == "inverted-roles":
-        return partial(inverted_roles_update, follower_loss=chosen_loss)
-    return partial(scorer_update, follower_loss=chosen_loss)
+        return partial(inverted_roles_update, objective=chosen_loss)
+    return partial(scorer_update, objective=chosen_loss)
 
 
 class Transition(NamedTuple):
@@ -628,7 +599,7 @@ class Transition(NamedTuple):
     action: jax.Array
     reward: jax.Array
     next_obs: jax.Array  # the true next observation, also where the environment has reset itself
-    terminated: jax.Array  # no value follows: not at a time-out, unless --no-bootstrap-at-timeout
+    terminated: jax.Array  # no reward can follow; a time-out counts only if the flags say so
 
 
 def store(replay: Transition, transition: Transition, step):
@@ -655,18 +626,23 @@ def unstack(batches: Batch) -> list[Batch]:
 
 
 def keep_apart(params: Players) -> Players:
-    """Returns params unchanged, in a way that XLA, JAX's compiler, does not look through.
+    """Returns params unchanged: no number differs, only speed.
 
-    It would merge acting's matrix products with learning's, as both read the same parameters, and
-    then neither could start before the other's inputs are there: 183 us per step in place of 164,
-    30 seeds on an H200.
+    XLA, JAX's compiler, would merge acting's matrix products with learning's, as both read the same
+    parameters; then neither could start before the other's inputs are there. It does not look through
+    this barrier: 164 us per step in place of 183 (30 seeds on an H200).
     """
     return jax.lax.optimization_barrier(params)
 
 
+def share_of(mask):
+    """Returns the share of true ones in mask [n]; exactly 1 for all (41 / 41 is not, in float32)."""
+    return jnp.where(mask.all(), 1.0, mask.mean())
+
+
 def mean_where(mask, values):
     """Returns the mean of those values [n] at which mask [n] is true, and 0 where it nowhere is."""
-    return jnp.where(mask, values, 0.0).mean() / jnp.maximum(mask.mean(), 1.0 / len(mask))
+    return jnp.where(mask, values, 0.0).mean() / jnp.maximum(share_of(mask), 1.0 / len(mask))
 
 
 def effective_rank(features):
@@ -676,15 +652,15 @@ def effective_rank(features):
 
 
 class State(NamedTuple):
-    """All of one seed's training: what a checkpoint holds. Random keys come from seed and step."""
+    """All of one seed's training: what a checkpoint holds. Random keys come from seed and chunk."""
 
     seed: jax.Array
     follower_rate: jax.Array  # the follower's initial learning rate
     params: Players  # phi, theta
-    target: Players  # target parameters, barred in Algorithm 1
+    target: Players  # phi_target, theta_target
     opt_state: Any
     replay: Transition  # ring buffer [rows, num_envs, ...]
-    drawn: Transition  # the next update's [batches, batch, ...], drawn ahead: see train_step
+    drawn: Transition  # what the next update learns from [batches, batch, ...]
     env_state: Any
     obs: jax.Array  # [num_envs, features]
     episodes: jax.Array  # completed so far, by all environments together
@@ -723,10 +699,11 @@ def make_train(args: Args, env: Environment) -> "Training":
     )
 
     def draw(key, steps):
-        """Draws what `steps` [n] need: at once, as many small random kernels are slow."""
+        """Draws all random numbers of `steps` [n] at once: many small random kernels are slow."""
         keys = jax.random.split(key, 4)
         shape = (len(steps), args.num_envs)
-        stored = jnp.minimum(steps + 1, rows) * args.num_envs  # transitions in the replay by then
+        # A step is stored before anything is drawn, so it counts.
+        stored = jnp.minimum(steps + 1, rows) * args.num_envs
         indices = jax.random.randint(
             keys[3],
             (len(steps), num_batches, args.batch_size),
@@ -743,7 +720,7 @@ def make_train(args: Args, env: Environment) -> "Training":
         )
 
     def init(seed, follower_rate) -> State:
-        """Initialises a seed (lines 1 and 2) and fills its replay (lines 3 to 7, up to T_start)."""
+        """Initialises a seed (lines 1 and 2), and acts without learning up to T_start (line 8)."""
         keys = jax.random.split(random_key(seed, INITIALIZING), 4)
         obs, env_state = env.reset(jax.random.split(keys[0], args.num_envs))
         z, perception = networks.perception.init_with_output(keys[1], obs)
@@ -757,20 +734,21 @@ def make_train(args: Args, env: Environment) -> "Training":
             terminated=jnp.zeros(args.num_envs, bool),
         )
         replay = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape), x.dtype), transition)
+        optimizers = make_optimizers(args, counts.num_updates, follower_rate)
         state = State(
             seed=seed,
             follower_rate=follower_rate,
             params=params,
             target=params,
-            opt_state=init_optimizers(make_optimizers(args, counts.num_updates, 0.0), params),
+            opt_state=init_optimizers(optimizers, params),
             replay=replay,
             drawn=sample(replay, jnp.zeros((num_batches, args.batch_size), jnp.int32)),
             env_state=env_state,
             obs=obs,
             episodes=jnp.zeros((), jnp.int32),
         )
-        steps = draw(keys[3], jnp.arange(counts.warmup_steps, dtype=jnp.int32))
-        state, _ = jax.lax.scan(warm_up_step, state, steps)
+        inputs = draw(keys[3], jnp.arange(counts.warmup_steps, dtype=jnp.int32))
+        state, _ = jax.lax.scan(warm_up_step, state, inputs)
         return state
 
     def act(state, now):
@@ -792,7 +770,7 @@ def make_train(args: Args, env: Environment) -> "Training":
         return transition, stepped
 
     def act_and_store(state, now):
-        """Acts, stores the step, and draws the next update's batches (lines 4 to 7, 10 and 13)."""
+        """Acts, stores the step, and draws what the next update learns from (lines 4 to 7, 10, 13)."""
         transition, stepped = act(state, now)
         replay = store(state.replay, transition, now.step)
         return state._replace(
@@ -805,54 +783,58 @@ def make_train(args: Args, env: Environment) -> "Training":
         )
 
     def warm_up_step(state, now):
-        """Acts without learning, while the replay fills (line 8)."""
+        """Acts without learning, while the replay fills; only its last draw is ever learned from."""
         return act_and_store(state, now), None
 
     def with_td_target(params, target, transition) -> Batch:
+        """Returns transitions [...] as a batch [...] with its targets (lines 11 and 14)."""
         td_target = compute_td_target(networks, params, target, transition, args.gamma, args.double)
         return Batch(transition.obs, transition.action, td_target)
 
     def learn(state):
-        """Makes one update from the batches that were drawn (lines 11, 12, 14 and 15)."""
+        """Makes one update from what was drawn (lines 11, 12, 14 and 15)."""
+        # Optimisers are functions, made here anew, as each seed's lane may have a rate of its own.
         optimizers = make_optimizers(args, counts.num_updates, state.follower_rate)
-        batches = with_td_target(state.params, state.target, state.drawn)  # both in one pass
-        each = unstack(batches) if args.scorer else [batches]  # the baseline's is [1, batch, ...]
-        return update(networks, optimizers, state.params, state.opt_state, *each)
+        stacked = with_td_target(state.params, state.target, state.drawn)  # [batches, batch, ...]
+        batches = unstack(stacked)  # the follower's and the leader's
+        if not args.scorer:
+            batches = [stacked]  # the baseline's one, [1, batch, ...]: its loss is a mean over both
+        return update(networks, optimizers, state.params, state.opt_state, *batches)
 
     def train_step(state, now):
-        """Learns and acts side by side: neither needs what the other makes in this step.
+        """Learns, and acts beside it: both start from the same state, so neither waits.
 
-        That takes 164 us in place of 221 (30 seeds on an H200). So the batches were drawn at the end of the
-        step before, and acting uses the parameters from before the update; the paper's order is
-        act, draw, learn. No difference shows in the returns of 60 seeds.
+        A step is stored, drawn from and learned from in the paper's order. But while that update is
+        made, the next step is acted already, with parameters that are one update old. That takes 164 us
+        per step in place of 221 (30 seeds on an H200), and makes no difference to the returns: 66.1
+        [64.3, 67.6] and 67.2 [65.7, 68.4] on Breakout, 60 seeds.
         """
         params, opt_state = learn(state)
         state = act_and_store(state, now)
         return state._replace(params=params, opt_state=opt_state), None
 
-    def train_stretch(state, steps):
-        """Trains up to the next moment at which a target update may be due (lines 17 and 18)."""
-        state, _ = jax.lax.scan(train_step, state, steps)
-        updates = steps.step[-1] + 1 - counts.warmup_steps
-        tau = jnp.where(updates % counts.target_period == 0, args.tau, 0.0)
+    def train_stretch(state, inputs):
+        """Trains for one stretch, then updates the target networks if it is time (lines 17 and 18)."""
+        state, _ = jax.lax.scan(train_step, state, inputs)
+        updates = inputs.step[-1] + 1 - counts.warmup_steps  # the period is counted from the first
+        is_due = updates % counts.target_period == 0
+        tau = jnp.where(is_due, args.tau, 0.0)  # 0 leaves them as they are
         target = optax.incremental_update(state.params, state.target, tau)
         return state._replace(target=target), None
 
     def train_chunk(state, chunk):
-        """Trains for one chunk; returns the new state and what its point of the curves shows."""
+        """Trains for the chunk with this number; returns the state and what the curves show of it."""
         first = counts.warmup_steps + chunk * counts.chunk_updates
-        steps = draw(
-            random_key(state.seed, STEPPING, chunk),
-            first + jnp.arange(counts.chunk_updates, dtype=jnp.int32),
-        )
+        steps = first + jnp.arange(counts.chunk_updates, dtype=jnp.int32)
+        inputs = draw(random_key(state.seed, STEPPING, chunk), steps)
         stretches = jax.tree.map(
-            lambda x: x.reshape(-1, counts.stretch_updates, *x.shape[1:]), steps
-        )
+            lambda x: x.reshape(-1, counts.stretch_updates, *x.shape[1:]), inputs
+        )  # [stretches, stretch, ...]
         state, _ = jax.lax.scan(train_stretch, state, stretches)
         returns, finished = env.last_returns(state.env_state)
         return state, dict(
             returns=mean_where(finished, returns),
-            finished=finished.mean(),
+            finished=share_of(finished),
             episodes=state.episodes,
         )
 
@@ -888,6 +870,77 @@ def make_train(args: Args, env: Environment) -> "Training":
         timesteps=steps * args.num_envs,
         chunks_per_point=counts.chunks_per_point,
     )
+
+
+# ==================================================================================================
+# Counts
+# ==================================================================================================
+
+
+class Counts(NamedTuple):
+    """How a run is divided into loops.
+
+    A step moves all environments once; an update is a round of the game. On MinAtar 128 environments
+    make 16,000 environment steps in 125 steps: that is the target period, and so long are a stretch
+    and a chunk. They differ where the period is short, long or prime.
+    """
+
+    warmup_steps: int  # without learning, to fill the replay; from then on each step has an update
+    target_period: int  # updates from one target update to the next
+    stretch_updates: int  # updates of one inner loop; a target update is due after whole stretches
+    chunk_updates: int  # updates that the host starts at once: whole stretches
+    num_chunks: int
+    chunks_per_point: int  # so many chunks are one point of the recorded curves
+
+    @property
+    def num_updates(self):
+        return self.num_chunks * self.chunk_updates
+
+
+def count_steps(total_timesteps, learning_starts, target_update_interval, num_envs) -> Counts:
+    """Divides a run. All but num_envs count environment steps, of which a step makes num_envs."""
+    warmup_steps = max(1, ceil_divide(learning_starts, num_envs))
+    updates = max(1, ceil_divide(total_timesteps, num_envs) - warmup_steps)
+    target_period = min(target_update_interval // num_envs, 2**30)  # beyond int32 means never
+    stretch = divide_period(target_period, updates)
+    chunk = choose_chunk(stretch, updates)
+    chunks_per_point = max(1, updates // chunk // 1000)  # about 1,000 points
+    num_points = ceil_divide(updates, chunk * chunks_per_point)
+    return Counts(
+        warmup_steps=warmup_steps,
+        target_period=target_period,
+        stretch_updates=stretch,
+        chunk_updates=chunk,
+        num_chunks=num_points * chunks_per_point,
+        chunks_per_point=chunks_per_point,
+    )
+
+
+def divide_period(period: int, updates: int) -> int:
+    """Returns a whole fraction of the target period for one loop of updates to cover.
+
+    The longest up to 256, so that the host is asked often enough; or the whole period where those
+    are too short for a loop, as for a prime, unless the host would then hardly be asked at all.
+    """
+    lengths = range(1, min(256, updates) + 1)
+    longest = max(length for length in lengths if period % length == 0)
+    if longest < min(16, period) and period <= min(updates, 10_000):
+        return period
+    return longest
+
+
+def choose_chunk(stretch: int, updates: int) -> int:
+    """Returns how many updates the host starts at once: a stretch, or up to 128 of short ones."""
+    if stretch >= 16:
+        return stretch
+    stretches = ceil_divide(updates, stretch)
+    chunks = ceil_divide(stretches, 128 // stretch)
+    return stretch * ceil_divide(stretches, chunks)  # so that little is added to what was asked for
+
+
+def ceil_divide(a: int, b: int) -> int:
+    """Returns a / b, rounded up."""
+    return -(-a // b)
 
 
 # ==================================================================================================
@@ -996,13 +1049,13 @@ def main():
     state = records.restore(training, lanes) if args.resume else None
     if args.track:
         start_tracking(records)
-    records.make_folders()
     stop = StopSignal(records)
+    records.make_folders()
     try:
-        print_plan(given, args, training, lanes, records)
+        print_plan(args, training, lanes, records)
         state, programs = in_background(lambda: compile_programs(args, training, lanes, state))
         stop.training_has_begun = True
-        state = train(args, training, programs, state, records, stop)
+        state = in_background(lambda: train(args, training, programs, state, records, stop))
         whole = records.finish(state)
     finally:
         records.remove_empty_folders()
@@ -1034,7 +1087,14 @@ def parse_args() -> Args:
     for group in Args.__bases__:
         show_presets(group)
     cli = tyro.conf.OmitArgPrefixes[make_dataclass("CommandLine", groups)]
-    parsed = tyro.cli(cli, description=__doc__, registry=whole_numbers())
+    try:
+        parsed = tyro.cli(cli, description=__doc__, registry=whole_numbers())
+    except SystemExit:  # of --help
+        flush_output()
+        raise
+    except OSError:
+        discard_output()
+        sys.exit()
     args = Args(
         **{name: value for group in vars(parsed).values() for name, value in vars(group).items()}
     )
@@ -1286,7 +1346,7 @@ def compile_programs(args: Args, training: Training, lanes: Lanes, state):
 
 
 def in_background(function):
-    """Returns function(), from a thread of its own: compiling would not hear Ctrl-C."""
+    """Returns function(), from a thread of its own: while JAX works, a thread hears no Ctrl-C."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(function).result()
 
@@ -1305,6 +1365,7 @@ class StopSignal:
             signal.signal(number, self.hear)
 
     def hear(self, number, frame):
+        """Handles a signal."""
         if self.training_has_begun and not self.exit_code:
             self.exit_code = 128 + number
             say("stopping after this chunk and saving; again to end without saving")
@@ -1314,35 +1375,59 @@ class StopSignal:
         os._exit(128 + number)
 
     def is_requested(self) -> bool:
+        """Returns whether training is to stop."""
         return self.exit_code != 0
 
 
 def say(message: str):
     """Prints a line on standard error, below a progress bar if there is one."""
-    tqdm.write(message, file=sys.stderr)
-    sys.stderr.flush()
+    try:
+        tqdm.write(message, file=sys.stderr)
+        sys.stderr.flush()
+    except OSError:  # closed or full: nobody can be told
+        pass
 
 
-def print_plan(given: Args, args: Args, training: Training, lanes: Lanes, records: "Records"):
+def show(*lines):
+    """Prints lines at once; a run goes on without standard output where that is closed or full."""
+    try:
+        print(*lines, sep="\n")
+    except OSError:
+        discard_output()
+    flush_output()
+
+
+def flush_output():
+    """Writes out what was printed, if standard output still takes it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        discard_output()
+
+
+def discard_output():
+    """Sends all further output nowhere, what waits to be written included."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def print_plan(args: Args, training: Training, lanes: Lanes, records: "Records"):
     """Prints where results go and what is going to be trained."""
     if not is_main_process():
         return
-    print(*records.folders, sep="\n")
+    show(*records.folders)
     timesteps = f"{training.timesteps[-1]:,} environment steps"
     if training.timesteps[-1] != args.total_timesteps:
         timesteps += f" ({args.total_timesteps:,} rounded up to whole points of the curves)"
     shown = [f"{name.replace('_', ' ')} {getattr(args, name):,}" for name in SHOWN]
-    print(", ".join([timesteps, *shown]))
-    devices = lanes.seeds.sharding.mesh.devices.ravel()
-    where = (
-        f"{devices[0].device_kind}"
-        if len(devices) == 1
-        else f"{len(devices)} x {devices[0].device_kind}"
-    )
-    number = "1 seed" if len(lanes.seeds) == 1 else f"{len(lanes.seeds)} seeds"
+    show(", ".join([timesteps, *shown]))
     if args.resume:
-        print(f"continues {args.resume} after {records.timestep:,} steps")
-    print(f"{number} on {where}; compiling", flush=True)
+        show(f"continues {args.resume} after {records.timestep:,} steps")
+    devices = lanes.seeds.sharding.mesh.devices.ravel()
+    where = devices[0].device_kind
+    if len(devices) > 1:
+        where = f"{len(devices)} x {where}"
+    number = "1 seed" if len(lanes.seeds) == 1 else f"{len(lanes.seeds)} seeds"
+    show(f"{number} on {where}; compiling")
 
 
 class Progress:
@@ -1362,20 +1447,32 @@ class Progress:
     def show(self, timestep: int, metrics: dict | None):
         """Moves the bar; the metrics may be an earlier chunk's, so that no device waits for it."""
         if metrics is not None:
-            returns, finished = gather((metrics["returns"], metrics["finished"]))
-            share = finished.mean()
-            partly = (
-                "" if share == 1 else f" of the {share:.0%} of environments that ended an episode"
-            )
-            self.bar.set_postfix_str(
-                f"return {returns.mean():.2f}{partly}" if share else "", refresh=False
-            )
+            returns = describe_returns(*gather((metrics["returns"], metrics["finished"])))
+            self.bar.set_postfix_str(returns, refresh=False)
         if self.bar.disable:
             return
         tenths = 10 * self.bar.n // self.bar.total
         self.bar.update(timestep - self.bar.n)
         if not self.is_terminal and 10 * self.bar.n // self.bar.total > tenths:
-            print(self.bar, flush=True)
+            show(self.bar)
+
+
+def describe_returns(returns, finished) -> str:
+    """Returns in words the mean return of those environments that have finished an episode.
+
+    Each lane's mean over its own and their share are given, [lanes].
+    """
+    if not finished.any():
+        return ""
+    mean = np.average(returns, weights=finished)
+    if have_all(finished).all():
+        return f"return {mean:.2f}"
+    return f"return {mean:.2f} of the {finished.mean():.0%} of environments that ended an episode"
+
+
+def have_all(finished):
+    """Returns whether shares are 1, but for what float32 may lose in computing them."""
+    return finished > 1 - 1e-6
 
 
 def train(
@@ -1402,6 +1499,7 @@ def train(
         if records.save_what_is_due(state, stop.is_requested()):
             break
     progress.bar.close()
+    records.stop_clock(state)
     return state
 
 
@@ -1419,8 +1517,14 @@ def start_tracking(records: "Records"):
 
 
 def track(timestep: int, metrics: dict):
-    """Logs the means over seeds."""
-    means = {name: values.mean() for name, values in gather(metrics).items()}
+    """Logs the means over seeds; of returns once all environments have finished an episode."""
+    metrics = gather(metrics)
+    all_finished = have_all(metrics.pop("finished")).all()
+    means = {
+        name: values.mean()
+        for name, values in metrics.items()
+        if all_finished or not name.endswith("returns")
+    }
     if is_main_process():
         import wandb
 
@@ -1475,6 +1579,7 @@ class Records:
         self.compiling_since = time.time()
         self.compile_seconds = 0.0
         self.seconds_before = 0.0  # of the run that this one resumes
+        self.until = None  # when training ended
         self.since = self.results_written = self.checkpoint_written = time.time()
         self.saved_timestep = None
         self.complained = set()
@@ -1535,12 +1640,17 @@ class Records:
     @property
     def seconds(self) -> float:
         """Of training so far, without compilation, with what an earlier run took."""
-        return self.seconds_before + time.time() - self.since
+        return self.seconds_before + (self.until or time.time()) - self.since
 
     def start_clock(self):
         """Ends the time that counts as compilation, and begins that of training."""
         self.since = self.results_written = self.checkpoint_written = time.time()
         self.compile_seconds = self.since - self.compiling_since
+
+    def stop_clock(self, state):
+        """Ends the time that counts as training, once the devices are done."""
+        jax.block_until_ready(state)
+        self.until = time.time()
 
     def add(self, chunk: int, metrics: dict):
         """Keeps the metrics of a chunk that ends a point of the curves, as yet on the devices."""
@@ -1560,7 +1670,7 @@ class Records:
         finished = curves.pop("finished")
         for name in curves:
             if name.endswith("returns"):
-                curves[name] = np.where(finished == 1, curves[name], np.nan)
+                curves[name] = np.where(have_all(finished), curves[name], np.nan)
         return {name: curve.astype(np.float32) for name, curve in curves.items()}
 
     def point_timesteps(self):
@@ -1678,7 +1788,7 @@ class Records:
         """Writes and prints the results; returns whether all could be written."""
         if not self.points:
             if is_main_process():
-                print("stopped before the first point of the curves: no results")
+                show("stopped before the first point of the curves: no results")
             return True
         succeeded = self.write_results()
         if self.args.save_model:
@@ -1692,8 +1802,7 @@ class Records:
         for number, folder in enumerate(self.folders):
             mine = last[number * self.args.num_seeds : (number + 1) * self.args.num_seeds]
             where = f"saved in {folder}" if succeeded else "not everything could be saved"
-            print(f"mean return over the last 10 %{stopped}: {describe_mean(mine)}; {where}")
-        sys.stdout.flush()
+            show(f"mean return over the last 10 %{stopped}: {describe_mean(mine)}; {where}")
         return succeeded
 
 

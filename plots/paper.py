@@ -44,3 +44,47 @@ TIMES = {
     "Navix-Dynamic-Obstacles-6x6-v0": dict(SCORER=(0.5, 0.0, 83), Baseline=(0.7, 0.1, 73)),
     "Navix-FourRooms-v0": dict(SCORER=(0.6, 0.0, 97), Baseline=(None, None, 0)),
 }
+
+# Sample efficiency: millions of steps to each of THRESHOLDS and the number after +-; None: N/A.
+EFFICIENCY = {
+    "Asterix-MinAtar": {
+        ("DQN", "Baseline"): ((22.8, 0.6), (27.3, 1.1)),
+        ("DQN", "SCORER"): ((14.6, 2.2), (17.3, 2.4)),
+        ("DDQN", "Baseline"): ((23.3, 0.9), (27.7, 1.2)),
+        ("DDQN", "SCORER"): ((14.8, 1.0), (18.2, 1.2)),
+        ("Dueling DQN", "Baseline"): ((19.8, 1.0), (22.6, 1.0)),
+        ("Dueling DQN", "SCORER"): ((15.4, 3.3), (18.3, 3.4)),
+        ("Dueling DDQN", "Baseline"): ((20.5, 1.0), (25.1, 1.8)),
+        ("Dueling DDQN", "SCORER"): ((17.2, 6.4), (16.6, 3.2)),
+    },
+    "Breakout-MinAtar": {
+        ("DQN", "Baseline"): ((39.1, 7.6), None, None),
+        ("DQN", "SCORER"): ((3.4, 0.2), (4.8, 0.5), (8.2, 0.9)),
+        ("DDQN", "Baseline"): ((42.4, 6.6), (43.8, 5.0), (62.3, 6.4)),
+        ("DDQN", "SCORER"): ((4.2, 0.4), (5.9, 0.8), (12.7, 3.6)),
+        ("Dueling DQN", "Baseline"): ((43.6, 8.4), (50.8, 9.7), (72.0, 9.1)),
+        ("Dueling DQN", "SCORER"): ((4.0, 0.4), (5.3, 0.6), (13.5, 2.7)),
+        ("Dueling DDQN", "Baseline"): ((27.6, 6.5), (33.7, 5.8), (64.2, 5.2)),
+        ("Dueling DDQN", "SCORER"): ((4.2, 0.4), (5.6, 0.6), (17.8, 7.9)),
+    },
+    "Freeway-MinAtar": {
+        ("DQN", "Baseline"): ((3.8, 0.2), (6.0, 0.3), (10.1, 0.5)),
+        ("DQN", "SCORER"): ((1.3, 0.1), (2.3, 0.1), (4.5, 0.1)),
+        ("DDQN", "Baseline"): ((3.8, 0.3), (5.9, 0.3), (9.6, 0.4)),
+        ("DDQN", "SCORER"): ((1.4, 0.1), (2.3, 0.1), (4.5, 0.2)),
+        ("Dueling DQN", "Baseline"): ((4.7, 0.4), (6.1, 0.3), (10.0, 0.4)),
+        ("Dueling DQN", "SCORER"): ((1.8, 0.2), (2.7, 0.2), (5.0, 0.4)),
+        ("Dueling DDQN", "Baseline"): ((4.6, 0.5), (6.8, 0.7), (11.5, 1.1)),
+        ("Dueling DDQN", "SCORER"): ((1.6, 0.2), (2.6, 0.2), (4.9, 0.4)),
+    },
+    "SpaceInvaders-MinAtar": {
+        ("DQN", "Baseline"): ((9.7, 1.0), (20.6, 2.7), (31.2, 2.7)),
+        ("DQN", "SCORER"): ((9.1, 0.5), (14.3, 0.8), (17.8, 1.7)),
+        ("DDQN", "Baseline"): ((11.8, 1.1), (24.7, 2.7), (37.1, 2.6)),
+        ("DDQN", "SCORER"): ((11.1, 0.6), (18.6, 2.5), (22.9, 3.4)),
+        ("Dueling DQN", "Baseline"): ((10.0, 0.9), (23.4, 4.1), (33.2, 5.7)),
+        ("Dueling DQN", "SCORER"): ((17.1, 0.7), (26.0, 1.8), (32.0, 2.5)),
+        ("Dueling DDQN", "Baseline"): ((9.9, 0.7), (16.6, 1.4), (26.9, 3.1)),
+        ("Dueling DDQN", "SCORER"): ((15.4, 0.7), (23.8, 1.8), (30.2, 3.4)),
+    },
+}

@@ -1,0 +1,69 @@
+"""The game or the two rates: final return and effective rank of SCORER and three baselines.
+
+python plots/game_or_rates.py --out docs/images/game_or_rates.png
+"""
+
+from pathlib import Path
+
+import numpy as np
+import stats
+import style
+import tyro
+from reproduce import GAMES
+from results import Records
+
+METHODS = {
+    "SCORER, 5e-4 and 1e-4": ("--scorer", "SCORER"),
+    "Baseline, 5e-4 and 1e-4": ("--ablation per-layer-lr", "Baseline (per layer lr)"),
+    "Baseline, 5e-4": ("--learning-rate 5e-4", "Baseline (learning rate 0.0005)"),
+    "Baseline, 1e-4": ("", "Baseline"),
+}
+
+
+def draw_game(top, bottom, records: Records, game: str):
+    """Draws one game: return above, srank below, a bar for each method with its 95 % interval."""
+    for place, (flags, name) in enumerate(METHODS.values()):
+        sample = records.sample("scorer_dqn.py", f"{game}-MinAtar", flags)
+        if sample is None:
+            continue
+        color = style.LOOKS[name][0]
+        draw_bar(top, place, stats.bootstrap(stats.iqm, sample.scores), color)
+        if "srank" in sample.curves:
+            draw_bar(bottom, place, stats.bootstrap(stats.iqm, sample.final("srank")), color)
+        else:
+            bottom.annotate("not\nmeasured", (place, 4), ha="center", fontsize=6, rotation=90)
+    top.set(title=game, xticks=[])
+    bottom.set(xticks=[], ylim=(0, 128))
+
+
+def draw_bar(ax, place: int, estimate: stats.Estimate, color: str):
+    """Draws a bar with its interval and its value."""
+    low, high = estimate.value - estimate.low, estimate.high - estimate.value
+    ax.bar(place, estimate.value, color=color, width=0.8)
+    ax.errorbar(place, estimate.value, [[low], [high]], color="black", linewidth=0.8, capsize=1.5)
+    text = f"{estimate.value:.0f}"
+    ax.annotate(text, (place, 0), (0, 2), textcoords="offset points", ha="center", color="white")
+
+
+def main(out: Path = Path("game_or_rates.png")):
+    """Draws final return and effective rank of SCORER and three baselines on four games.
+
+    Args:
+        out: picture to write; its ending names the format.
+    """
+    style.check_options(out)
+    records = Records()
+    figure, axes = style.make_panels(8, columns=4)
+    for column, game in enumerate(GAMES):
+        draw_game(axes[column], axes[4 + column], records, game)
+    axes[0].set_ylabel("IQM return")
+    axes[4].set_ylabel("srank of 128")
+    for label, (_, name) in METHODS.items():
+        axes[0].bar(np.nan, np.nan, color=style.LOOKS[name][0], label=label)
+    style.save(
+        figure, out, "DQN, 30 seeds (SCORER on Breakout 60), rates of perception and control"
+    )
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

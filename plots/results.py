@@ -1,0 +1,692 @@
+"""Writes docs/results.md and the table in README.md from the records in docs/results.
+
+python plots/results.py            # writes both
+python plots/results.py --check    # exit code 1 where they are not what the records give
+"""
+
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import stats
+import tyro
+from paper import EFFICIENCY
+from paper import ENVS
+from paper import FINAL
+from paper import THRESHOLDS
+from paper import TIMES
+from reproduce import ATARI
+from reproduce import DQN_KINDS
+from reproduce import GAMES
+from reproduce import MINIGRID
+from reproduce import MINIGRID_DIFFERENT
+from reproduce import ROOT
+from reproduce import Experiment
+from reproduce import find
+from reproduce import is_missing
+from reproduce import read_index
+
+PAGE = ROOT / "docs" / "results.md"
+README = ROOT / "README.md"
+START, END = "<!-- results: begin, written by plots/results.py -->", "<!-- results: end -->"
+# Records that answer another question, so that they are no second sample of the same experiment.
+APART = ("plain_loop", "minigrid_16_stopped", "atari_short")
+ALGORITHMS = {
+    "": "DQN",
+    "--double": "DDQN",
+    "--dueling": "Dueling DQN",
+    "--double --dueling": "Dueling DDQN",
+}
+RATES = {
+    "SCORER": "--scorer",
+    "Baseline, per-layer rates": "--ablation per-layer-lr",
+    "Baseline, fast rate": "--learning-rate 5e-4",
+    "Baseline": "",
+    "SCORER, MSBE follower": "--scorer --follower-loss msbe",
+}
+ABLATIONS = {
+    "SCORER": "--scorer",
+    "MSBE follower": "--scorer --follower-loss msbe",
+    "Inverted roles": "--scorer --ablation inverted-roles",
+    "Synchronous": "--scorer --ablation synchronous",
+    "Baseline, per-layer rates": "--ablation per-layer-lr",
+    "Baseline": "",
+}
+
+
+class Sample(NamedTuple):
+    """All seeds of one method on one environment."""
+
+    timesteps: np.ndarray  # [T]
+    returns: np.ndarray  # [seeds, T]
+    curves: dict  # those that all its records hold
+
+    @property
+    def scores(self):
+        """Returns each seed's mean return over the last 10 % of training, [seeds]."""
+        return stats.final_scores(self.timesteps, self.returns)
+
+    def final(self, name: str):
+        """Returns each seed's mean of a curve over the last 10 %, where it was measured, [seeds]."""
+        curve = self.curves[name]
+        return stats.final_scores(self.timesteps, curve)
+
+
+class Records:
+    """The records in docs/results, each read once."""
+
+    def __init__(self):
+        index = read_index([ROOT / "docs" / "results"])
+        self.index = [one for one in index if one.path.parts[-3] not in APART]
+        self.samples = {}
+
+    def sample(self, script: str, env: str, flags: str, seeds=30) -> Sample | None:
+        """Returns the sample of an experiment, or None where a seed has no record."""
+        key = (script, env, flags, seeds)
+        if key not in self.samples:
+            self.samples[key] = self.read(Experiment("", script, env, flags, seeds))
+        return self.samples[key]
+
+    def read(self, experiment: Experiment) -> Sample | None:
+        """Reads and pools the records of an experiment."""
+        found = find(experiment._replace(needs="best_returns"), self.index)
+        if is_missing(experiment, found):
+            found = find(experiment, self.index)
+        if is_missing(experiment, found):
+            return None
+        arrays = []
+        for record in found:
+            with np.load(record.path) as file:
+                arrays.append({name: file[name] for name in file.files if name != "meta"})
+        names = set.intersection(*(set(one) for one in arrays)) - {"timesteps", "seeds"}
+        curves = {name: np.concatenate([one[name] for one in arrays]) for name in sorted(names)}
+        return Sample(arrays[0]["timesteps"], curves["returns"], curves)
+
+
+# ------------------------------------------- Words ------------------------------------------------
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Returns a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def interval(estimate: stats.Estimate, digits: int) -> str:
+    """Returns 51.28 [50.97, 51.53]."""
+    value, low, high = (f"{x:.{digits}f}" for x in (estimate.value, estimate.low, estimate.high))
+    return f"{value} [{low}, {high}]"
+
+
+def final_return(sample: Sample | None, digits=1) -> str:
+    """Returns the final IQM return with its interval, or a dash."""
+    if sample is None:
+        return "-"
+    return interval(stats.bootstrap(stats.iqm, sample.scores), digits)
+
+
+def p_text(p: float) -> str:
+    """Returns a p value as text."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def compare(sample: Sample, other: Sample) -> str:
+    """Returns which of two samples has the higher final IQM return: above, below or level."""
+    if stats.difference_test(sample.scores, other.scores) < 0.05:
+        return "above"
+    if stats.difference_test(other.scores, sample.scores) < 0.05:
+        return "below"
+    return "level"
+
+
+def digits_of(env: str) -> int:
+    """Returns how many digits a return on an environment is printed with."""
+    return 2 if "Freeway" in env or "Navix" in env else 1
+
+
+# ------------------------------------------- MinAtar ----------------------------------------------
+
+
+class PaperCell(NamedTuple):
+    """One cell of the paper's table, and this project's."""
+
+    algorithm: str
+    variant: str
+    env: str
+    paper: tuple  # each printed value and its half width: DQN has two
+    sample: Sample | None
+
+    def agrees(self) -> bool:
+        """Returns whether the intervals overlap, with one of the paper's where it prints two."""
+        ours = stats.bootstrap(stats.iqm, self.sample.scores)
+        return any(ours.low <= v + half and ours.high >= v - half for v, half in self.paper)
+
+
+def paper_cells(records: Records) -> list[PaperCell]:
+    """Returns the paper's table "Final IQM return", cell by cell."""
+    cells = []
+    kinds = {name: ("scorer_dqn.py", kind) for kind, name in ALGORITHMS.items()}
+    kinds["PQN"] = ("scorer_pqn.py", "")
+    for algorithm, (script, kind) in kinds.items():
+        for variant, player in (("Baseline", ""), ("SCORER", "--scorer")):
+            for column, env in enumerate(ENVS):
+                printed = tuple(
+                    FINAL[key][column] for key in FINAL if key[:2] == (algorithm, variant)
+                )
+                sample = records.sample(script, env, f"{kind} {player}".strip())
+                cells.append(PaperCell(algorithm, variant, env, printed, sample))
+    return cells
+
+
+def paper_section(records: Records) -> str:
+    """Returns the section on the paper's main table."""
+    cells = paper_cells(records)
+    rows = []
+    for start in range(0, len(cells), len(ENVS)):
+        group = cells[start : start + len(ENVS)]
+        rows.append([group[0].algorithm, group[0].variant, *(cell_text(cell) for cell in group)])
+        printed = [" or ".join(f"{v} ± {half}" for v, half in cell.paper) for cell in group]
+        rows.append(["", "paper", *printed])
+    seeds = sorted({len(cell.sample.scores) for cell in cells if cell.sample})
+    lines = [
+        "## The paper's table: five algorithms, four games",
+        "",
+        "`python plots/reproduce.py minatar pqn` makes the records. IQM over "
+        f"{' or '.join(map(str, seeds))} seeds of each seed's mean return over the last 10 % of "
+        "1e8 steps, with 95 % bootstrap intervals; below it the paper's number (DQN is printed twice). "
+        "SpaceInvaders has 24 aliens here, as in MinAtar, and 28 in the paper's version of gymnax, so "
+        "its returns cannot agree. Time-outs are bootstrapped here.",
+        "",
+        table(["Algorithm", "", *(env.removesuffix("-MinAtar") for env in ENVS)], rows),
+        "",
+        agreement(cells),
+    ]
+    return "\n".join(lines)
+
+
+def cell_text(cell: PaperCell) -> str:
+    """Returns a cell: this project's number, and whether it agrees with the paper's."""
+    text = final_return(cell.sample, digits_of(cell.env))
+    return f"{text} ✓" if cell.sample and cell.agrees() else text
+
+
+def agreement(cells: list[PaperCell]) -> str:
+    """Returns in how many cells the number agrees, and in how many pairs the order does."""
+    comparable = [c for c in cells if c.sample and not c.env.startswith("SpaceInvaders")]
+    agreeing = sum(cell.agrees() for cell in comparable)
+    pairs, same_order = 0, 0
+    better = {"above": 0, "level": 0, "below": 0}
+    by_key = {(cell.algorithm, cell.variant, cell.env): cell for cell in cells}
+    for (algorithm, variant, env), cell in by_key.items():
+        other = by_key[algorithm, "Baseline", env]
+        if variant == "Baseline" or cell.sample is None or other.sample is None:
+            continue
+        pairs += 1
+        relation = compare(cell.sample, other.sample)
+        better[relation] += 1
+        papers = {paper_order(ours, theirs) for ours, theirs in zip(cell.paper, other.paper)}
+        same_order += relation in papers
+    return (
+        f"✓: the intervals overlap. They do in {agreeing} of {len(comparable)} cells that can be "
+        f"compared (SpaceInvaders apart). SCORER is above its baseline in {better['above']} of {pairs} "
+        f"pairs, level in {better['level']}, below in {better['below']}; that is the paper's order in "
+        f"{same_order} of {pairs}."
+    )
+
+
+def paper_order(scorer: tuple, baseline: tuple) -> str:
+    """Returns the order of two printed numbers: level where their intervals overlap."""
+    if scorer[0] - scorer[1] > baseline[0] + baseline[1]:
+        return "above"
+    return "below" if scorer[0] + scorer[1] < baseline[0] - baseline[1] else "level"
+
+
+def rates_section(records: Records) -> str:
+    """Returns the section on the question whether the game or the two rates do it."""
+    rows = []
+    for name, flags in RATES.items():
+        row = [name]
+        for game in GAMES:
+            scorer = records.sample("scorer_dqn.py", f"{game}-MinAtar", "--scorer")
+            sample = records.sample("scorer_dqn.py", f"{game}-MinAtar", flags)
+            row.append(rates_cell(sample, scorer, digits_of(game)))
+        rows.append(row)
+    extra = []
+    for name, flags in (
+        ("Baseline, per-layer rates", "--ablation per-layer-lr"),
+        ("SCORER, MSBE follower", "--scorer --follower-loss msbe"),
+        ("SCORER", "--scorer"),
+    ):
+        row = [name]
+        for game in ("Asterix", "Breakout"):
+            flags_here = f"{flags} --follower-learning-rate 1e-3"
+            row.append(final_return(records.sample("scorer_dqn.py", f"{game}-MinAtar", flags_here)))
+        extra.append(row)
+    lines = [
+        "## The game, or the two rates?",
+        "",
+        "SCORER trains perception at 5e-4 and control at 1e-4. The baselines have one loss: at 1e-4, at "
+        "5e-4 (fast rate), or at SCORER's two rates (per-layer rates). The MSBE follower plays the game "
+        "without the variance. DQN, final IQM return; srank is the rank of control's 128 hidden features "
+        "at the end; p: one-sided bootstrap difference test that SCORER is no better.",
+        "",
+        table(["", *GAMES], rows),
+        "",
+        verdict(records),
+        "",
+        "With perception at 1e-3:",
+        "",
+        table(["", "Asterix", "Breakout"], extra),
+        "",
+        pqn_rates(records),
+    ]
+    return "\n".join(lines).rstrip()
+
+
+def rates_cell(sample: Sample | None, scorer: Sample, digits: int) -> str:
+    """Returns return, srank and the p value against SCORER."""
+    if sample is None:
+        return "-"
+    text = final_return(sample, digits)
+    if "srank" in sample.curves:
+        text += f", srank {stats.iqm(sample.final('srank')):.0f}"
+    if sample is not scorer:
+        text += f", {p_text(stats.difference_test(scorer.scores, sample.scores))}"
+    return text
+
+
+def normalised(records: Records, flags: str) -> stats.Estimate | None:
+    """Returns the mean over the games of the final IQM, each over that of the best of RATES."""
+    scores = []
+    for game in GAMES:
+        sample = records.sample("scorer_dqn.py", f"{game}-MinAtar", flags)
+        if sample is None:
+            return None
+        others = [
+            records.sample("scorer_dqn.py", f"{game}-MinAtar", other) for other in RATES.values()
+        ]
+        best = max(stats.iqm(other.scores) for other in others if other)
+        scores.append(sample.scores / best)
+    return stats.bootstrap(stats.mean_of_iqms, *scores)
+
+
+def verdict(records: Records) -> str:
+    """Returns the answer in two sentences, with its figures."""
+    counts, tests = {}, {}
+    for name, flags in RATES.items():
+        relations = {}
+        for game in GAMES:
+            scorer = records.sample("scorer_dqn.py", f"{game}-MinAtar", "--scorer")
+            other = records.sample("scorer_dqn.py", f"{game}-MinAtar", flags)
+            if other is None:
+                return ""
+            relations[game] = compare(scorer, other)
+            tests[name, game] = p_text(stats.difference_test(scorer.scores, other.scores))
+        counts[name] = [game for game, relation in relations.items() if relation == "above"]
+    means = {name: normalised(records, flags) for name, flags in RATES.items()}
+    shown = {name: f"{mean.value:.2f}" for name, mean in means.items()}
+    layered, msbe = counts["Baseline, per-layer rates"], counts["SCORER, MSBE follower"]
+    per_game = ", ".join(f"{game} {tests['Baseline, per-layer rates', game]}" for game in GAMES)
+    return (
+        "The two rates do most of it: a baseline with per-layer rates comes to "
+        f"{shown['Baseline, per-layer rates']} of the best return in the mean over the four games, where "
+        f"SCORER has {shown['SCORER']}, the baseline {shown['Baseline']} and the fast baseline "
+        f"{shown['Baseline, fast rate']}. The game adds to that on {' and '.join(layered) or 'none'} "
+        f"({per_game}), and the variance adds to the game on {' and '.join(msbe) or 'none'}."
+    )
+
+
+def pqn_rates(records: Records) -> str:
+    """Returns the sentence on PQN's baseline with per-layer rates, once there is one."""
+    samples = {
+        game: records.sample("scorer_pqn.py", f"{game}-MinAtar", "--ablation per-layer-lr")
+        for game in GAMES
+    }
+    known = {game: sample for game, sample in samples.items() if sample is not None}
+    if not known:
+        return ""
+    row = ["PQN baseline, per-layer rates"]
+    row += [final_return(samples[game], digits_of(game)) for game in GAMES]
+    return table(["", *GAMES], [row])
+
+
+def ablations_section(records: Records) -> str:
+    """Returns the section on the paper's ablations."""
+    rows = []
+    for name, flags in ABLATIONS.items():
+        samples = [records.sample("scorer_dqn.py", f"{game}-MinAtar", flags) for game in GAMES]
+        row = [name, *(final_return(s, digits_of(g)) for s, g in zip(samples, GAMES))]
+        mean = normalised(records, flags)
+        rows.append([*row, interval(mean, 2) if mean else "-"])
+    lines = [
+        "## Ablations",
+        "",
+        "`python plots/reproduce.py ablations rates`. DQN, final IQM return; right the mean over the "
+        "four games, each divided by the best method's in the table above.",
+        "",
+        table(["", *GAMES, "Mean"], rows),
+    ]
+    return "\n".join(lines)
+
+
+def efficiency_section(records: Records) -> str:
+    """Returns the section on how soon given returns are reached."""
+    lines = [
+        "## Sample efficiency",
+        "",
+        "Millions of steps until a seed's curve first reaches a return, mean over the seeds that do ± half "
+        "the 95 % interval, and how many do; N/A: the IQM never does. Behind it the paper's number.",
+    ]
+    for env in ENVS:
+        rows = []
+        for kind, algorithm in ALGORITHMS.items():
+            for variant, player in (("Baseline", ""), ("SCORER", "--scorer")):
+                sample = records.sample("scorer_dqn.py", env, f"{kind} {player}".strip())
+                printed = EFFICIENCY[env][algorithm, variant]
+                texts = [
+                    f"{time_text(sample, threshold)}; {printed_time(paper)}"
+                    for threshold, paper in zip(THRESHOLDS[env], printed)
+                ]
+                rows.append([algorithm, variant, *texts])
+        header = ["Algorithm", "", *(f"Return {threshold}" for threshold in THRESHOLDS[env])]
+        lines += ["", f"### {env.removesuffix('-MinAtar')}", "", table(header, rows)]
+    return "\n".join(lines)
+
+
+def time_text(sample: Sample | None, threshold: float) -> str:
+    """Returns the mean time to a return, and how many seeds reach it."""
+    if sample is None:
+        return "-"
+    reached = stats.sample_efficiency(sample.timesteps, sample.returns, threshold)
+    if reached is None:
+        return "N/A"
+    time, number = reached
+    return f"{time.value / 1e6:.1f} ± {time.half_width / 1e6:.1f} ({number})"
+
+
+def printed_time(paper: tuple | None) -> str:
+    """Returns the paper's time to a return."""
+    return "paper N/A" if paper is None else f"paper {paper[0]} ± {paper[1]}"
+
+
+def sensitivity_section(records: Records) -> str:
+    """Returns the section on the learning rates."""
+    rows = []
+    for rate in ("2e-4", "3e-4", "5e-4", "7.5e-4", "1e-3"):
+        flags = f"--scorer --follower-learning-rate {rate}"
+        rows.append([f"SCORER, follower's rate {rate}", *sensitivity_row(records, flags)])
+    for rate in ("1e-4", "2e-4", "3e-4", "5e-4", "7.5e-4", "1e-3"):
+        rows.append(
+            [f"Baseline, rate {rate}", *sensitivity_row(records, f"--learning-rate {rate}")]
+        )
+    lines = [
+        "## Learning rates",
+        "",
+        "`python plots/reproduce.py sensitivity rates`. DQN, final IQM return; the leader's rate stays at "
+        "1e-4.",
+        "",
+        table(["", *GAMES], rows),
+    ]
+    return "\n".join(lines)
+
+
+def sensitivity_row(records: Records, flags: str) -> list[str]:
+    """Returns a method's final return on each game."""
+    samples = [records.sample("scorer_dqn.py", f"{game}-MinAtar", flags) for game in GAMES]
+    return [final_return(sample, digits_of(game)) for sample, game in zip(samples, GAMES)]
+
+
+def representation_section(records: Records) -> str:
+    """Returns the section on effective rank and parameter norms."""
+    rows = []
+    for kind, algorithm in ALGORITHMS.items():
+        for variant, player in (("Baseline", ""), ("SCORER", "--scorer")):
+            row = [algorithm, variant]
+            for env in ENVS:
+                sample = records.sample("scorer_dqn.py", env, f"{kind} {player}".strip())
+                row.append(representation_text(sample))
+            rows.append(row)
+    lines = [
+        "## Representation",
+        "",
+        "At the end of training: srank (singular values that make up 99 % of their sum) of control's 128 "
+        "hidden features on 2,048 transitions of the replay, and the norm of all parameters.",
+        "",
+        table(["Algorithm", "", *GAMES], rows),
+    ]
+    return "\n".join(lines)
+
+
+def representation_text(sample: Sample | None) -> str:
+    """Returns final srank and norm."""
+    if sample is None or "srank" not in sample.curves:
+        return "-"
+    norm = np.hypot(sample.final("perception_norm"), sample.final("control_norm"))
+    return f"srank {stats.iqm(sample.final('srank')):.0f}, norm {stats.iqm(norm):.0f}"
+
+
+# ---------------------------------- The other environments ----------------------------------------
+
+
+def minigrid_section(records: Records) -> str:
+    """Returns the section on MiniGrid."""
+    rows = []
+    for place in MINIGRID:
+        env = f"Navix-{place}-v0"
+        scorer = records.sample("scorer_r2d2.py", env, "--scorer")
+        baseline = records.sample("scorer_r2d2.py", env, "")
+        fast = None
+        if place in MINIGRID_DIFFERENT:
+            fast = records.sample("scorer_r2d2.py", env, "--learning-rate 3e-4")
+        threshold = stats.shared_threshold([scorer.scores, baseline.scores])
+        row = [place, *(final_return(sample, 2) for sample in (scorer, baseline, fast))]
+        row += [compare(scorer, baseline), f"{threshold:.2f}"]
+        row += [touch_text(sample, threshold) for sample in (scorer, baseline)]
+        row += [minigrid_paper(env, variant) for variant in ("SCORER", "Baseline")]
+        rows.append(row)
+    header = ["Environment", "SCORER", "Baseline", "Baseline, 3e-4", "SCORER is", "Threshold"]
+    header += ["Steps: SCORER", "Baseline", "Paper: SCORER", "Baseline"]
+    lines = [
+        "## MiniGrid",
+        "",
+        "`python plots/reproduce.py minigrid`. R2D2, 30 seeds, 1e6 steps. Left the final IQM return; right "
+        "millions of steps until the mean return of ten environments first touches 99 % of the best run's "
+        "final score, mean over the seeds that touch it ± half the 95 % interval, and how many do. A "
+        "touched threshold is not a learned task.",
+        "",
+        table(header, rows),
+    ]
+    return "\n".join(lines)
+
+
+def touch_text(sample: Sample, threshold: float) -> str:
+    """Returns the time to a threshold, by the highest value within each point where it is recorded."""
+    curve = sample.curves.get("best_returns", sample.returns)
+    times = stats.time_to_threshold(sample.timesteps, curve, threshold)
+    mean, number = stats.mean_time(times)
+    if number == 0:
+        return "- (0)"
+    if number == 1:
+        return f"{mean.value / 1e6:.2f} (1)"
+    return f"{mean.value / 1e6:.2f} ± {mean.half_width / 1e6:.2f} ({number})"
+
+
+def minigrid_paper(env: str, variant: str) -> str:
+    """Returns the paper's time to threshold and success rate."""
+    time, half, success = TIMES[env][variant]
+    return f"- ({success} %)" if time is None else f"{time} ± {half} ({success} %)"
+
+
+def control_section(records: Records) -> str:
+    """Returns the section on classic control."""
+    rows = []
+    for kind in DQN_KINDS:
+        for variant, player in (("Baseline", ""), ("SCORER", "--scorer")):
+            flags = f"{kind} {player}".strip()
+            samples = [
+                records.sample("scorer_dqn.py", env, flags) for env in ("CartPole-v1", "Acrobot-v1")
+            ]
+            rows.append([ALGORITHMS[kind], variant, *(final_return(sample) for sample in samples)])
+    lines = [
+        "## Classic control",
+        "",
+        "`python plots/reproduce.py control`. 30 seeds, 1e6 steps, final IQM return.",
+        "",
+        table(["Algorithm", "", "CartPole-v1", "Acrobot-v1"], rows),
+    ]
+    return "\n".join(lines)
+
+
+def deep_sea_section(records: Records) -> str:
+    """Returns the section on Deep Sea."""
+    rows = []
+    for size in (10, 20, 30):
+        for kind in ("", "--stochastic"):
+            row = [f"depth {size}{', stochastic' if kind else ''}"]
+            for player in ("", "--scorer", "--scorer --follower-loss msbe"):
+                flags = " ".join(f"--size {size} {kind} {player}".split())
+                row.append(
+                    solved_text(records.sample("scorer_bootstrapped_dqn.py", "", flags), size)
+                )
+            rows.append(row)
+    lines = [
+        "## Deep Sea",
+        "",
+        "`python plots/reproduce.py deep-sea`. Bootstrapped DQN with random priors, 30 seeds, 100 episodes "
+        "per row of the sea, both players at 1e-3: median first episode that is solved by bsuite's rule, "
+        "and how many seeds solve it.",
+        "",
+        table(["Sea", "Baseline", "SCORER", "SCORER, MSBE follower"], rows),
+    ]
+    return "\n".join(lines)
+
+
+def solved_text(sample: Sample | None, size: int) -> str:
+    """Returns the median first solved episode, and how many seeds solved the sea."""
+    if sample is None:
+        return "-"
+    last = sample.curves["solved_episode"][:, -1]
+    solved = last >= 0
+    median = np.median(np.where(solved, last, np.inf))
+    episodes = f"{median:,.0f}" if np.isfinite(median) else f"> {100 * size:,}"
+    return f"{episodes} ({solved.sum()})"
+
+
+def atari_section(records: Records) -> str:
+    """Returns the section on Atari."""
+    rows = []
+    for game in ("Pong", *ATARI):
+        steps = "5e6" if game == "Pong" else "1e6"
+        row = [game, steps]
+        for player in ("--scorer", ""):
+            flags = f"{player} --total-timesteps {steps}".strip()
+            sample = records.sample("scorer_pqn_atari.py", f"{game}-v5", flags, seeds=1)
+            row.append("-" if sample is None else f"{sample.scores.mean():,.0f}")
+        rows.append(row)
+    lines = [
+        "## Atari",
+        "",
+        "PQN, one seed each, so no claim: mean return over the last 10 % of training, whole games, rewards "
+        "as the game gives them. The paper trains five seeds for 5e7 steps.",
+        "",
+        table(["Game", "Steps", "SCORER", "Baseline"], rows),
+    ]
+    return "\n".join(lines)
+
+
+# --------------------------------------- The pages ------------------------------------------------
+
+
+def page(records: Records) -> str:
+    """Returns docs/results.md."""
+    sections = [
+        "# Results",
+        "Every table is written by `python plots/results.py` from the records in `docs/results`; which "
+        "claims of the paper they bear out stands in [claims.md](claims.md). A dash: no record yet, and "
+        "`python plots/reproduce.py --dry-run` names the command.",
+        paper_section(records),
+        rates_section(records),
+        "![Final return and rank of SCORER and three baselines](images/game_or_rates.png)",
+        ablations_section(records),
+        efficiency_section(records),
+        sensitivity_section(records),
+        representation_section(records),
+        minigrid_section(records),
+        deep_sea_section(records),
+        control_section(records),
+        atari_section(records),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def glance(records: Records) -> str:
+    """Returns README's block: one row per experiment, and the verdict."""
+    rows = []
+    cells = paper_cells(records)
+    for algorithm in (*ALGORITHMS.values(), "PQN"):
+        group = [cell for cell in cells if cell.algorithm == algorithm]
+        rows.append([f"{algorithm}, MinAtar", *glance_pair(group)])
+    rows.append(["R2D2, MiniGrid", *glance_minigrid(records)])
+    header = ["", "SCORER above, level, below its baseline", "paper"]
+    return "\n".join([table(header, rows), "", verdict(records)])
+
+
+def glance_pair(cells: list[PaperCell]) -> list[str]:
+    """Returns on how many games SCORER is above, level and below, here and in the paper."""
+    here, paper = [], []
+    for env in ENVS:
+        baseline, scorer = (cell for cell in cells if cell.env == env)
+        paper.append(paper_order(scorer.paper[-1], baseline.paper[-1]))
+        if scorer.sample and baseline.sample:
+            here.append(compare(scorer.sample, baseline.sample))
+    return [count_relations(here), count_relations(paper)]
+
+
+def glance_minigrid(records: Records) -> list[str]:
+    """Returns the same for R2D2's final return; the paper prints none."""
+    here = []
+    for place in MINIGRID:
+        scorer, baseline = (
+            records.sample("scorer_r2d2.py", f"Navix-{place}-v0", flags)
+            for flags in ("--scorer", "")
+        )
+        here.append(compare(scorer, baseline))
+    return [count_relations(here), "faster on 7 of 8"]
+
+
+def count_relations(relations: list[str]) -> str:
+    """Returns 3, 1, 0 of 4."""
+    counts = [str(relations.count(relation)) for relation in ("above", "level", "below")]
+    return f"{', '.join(counts)} of {len(relations)}"
+
+
+def with_block(text: str, block: str) -> str:
+    """Returns README's text with the block between its two marks."""
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    return f"{before}{START}\n\n{block}\n\n{END}{after}"
+
+
+def main(check: bool = False):
+    """Writes docs/results.md and README.md's table from the records in docs/results.
+
+    Args:
+        check: write nothing, and end with exit code 1 where one of them is stale.
+    """
+    records = Records()
+    wanted = {PAGE: page(records)}
+    readme = README.read_text()
+    if START in readme:
+        wanted[README] = with_block(readme, glance(records))
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    for path in stale:
+        print(
+            f"{path.relative_to(ROOT)} {'is stale: run plots/results.py' if check else 'written'}"
+        )
+        if not check:
+            path.write_text(wanted[path])
+    sys.exit(1 if check and stale else 0)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
