@@ -345,11 +345,24 @@ class Control(nn.Module):
 # could correct; control, which sees the same kind of errors, takes the whole.
 #
 # To use it elsewhere, copy from here to the next heading, with `import jax`, `jax.numpy as jnp`,
-# `optax`, and `Any`, `NamedTuple` of typing. Only `q_values` knows flax: for another library write
-# that one anew. Networks, parameters, optimisers and their states are pairs (Players); the baseline
-# has one optimiser, of both networks' parameters. The targets of a batch are yours to compute, before
-# the round, with `compute_td_target` or otherwise. Rates to start from: the follower's three to ten
-# times the leader's, each with its own clip of the gradient's norm.
+# `optax`, and `Any`, `NamedTuple` of typing. What you bring, here with flax:
+#
+#     networks = Players(Perception(), Control(num_actions))  # cut your network where features end
+#     z, phi = networks.perception.init_with_output(key, obs)
+#     theta = networks.control.init(other_key, z)
+#     params = target = Players(phi["params"], theta["params"])
+#     optimizers = Players(optax.adam(5e-4), optax.adam(1e-4))  # a clip of the norm each, if any
+#     opt_state = Players(*(o.init(p) for o, p in zip(optimizers, params)))
+#     ... in each update, with two draws from the replay, and networks and optimizers closed over:
+#     td_target = compute_td_target(networks, params, target, draw, gamma)
+#     follower_batch = Batch(draw.obs, draw.action, td_target)  # all [batch], and likewise the leader's
+#     params, opt_state = scorer_update(
+#         networks, optimizers, params, opt_state, follower_batch, leader_batch)
+#
+# The leader's rate is the one with which your agent learns, the follower's 3 to 5 times that; compare
+# with `baseline_update` at both rates: it has one batch and one optimiser, of the pair of parameters.
+# Acting, the replay and the target networks stay yours. Only `q_values` knows flax: for Haiku,
+# Equinox or nnx write it anew.
 # ==================================================================================================
 
 
@@ -436,7 +449,9 @@ def scorer_update(
         return objective(bellman_error(networks, Players(phi, params.control), follower_batch))
 
     gradient = jax.grad(perception_objective)(params.perception)
-    updates, perception_state = optimizers.perception.update(gradient, opt_state.perception)
+    updates, perception_state = optimizers.perception.update(
+        gradient, opt_state.perception, params.perception
+    )
     new_phi = optax.apply_updates(params.perception, updates)
 
     # The leader steps on that response, on a batch of its own, while perception stands still.
@@ -444,7 +459,7 @@ def scorer_update(
         return leader_loss(bellman_error(networks, Players(new_phi, theta), leader_batch))
 
     gradient = jax.grad(control_objective)(params.control)
-    updates, control_state = optimizers.control.update(gradient, opt_state.control)
+    updates, control_state = optimizers.control.update(gradient, opt_state.control, params.control)
     new_theta = optax.apply_updates(params.control, updates)
 
     return Players(new_phi, new_theta), Players(perception_state, control_state)
@@ -457,7 +472,7 @@ def baseline_update(networks, optimizer, params, opt_state, batch):
         return leader_loss(bellman_error(networks, params, batch))
 
     gradient = jax.grad(objective)(params)
-    updates, opt_state = optimizer.update(gradient, opt_state)
+    updates, opt_state = optimizer.update(gradient, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
 
@@ -481,14 +496,16 @@ def inverted_roles_update(
         return objective(bellman_error(networks, Players(params.perception, theta), follower_batch))
 
     gradient = jax.grad(control_objective)(params.control)
-    updates, control_state = optimizers.control.update(gradient, opt_state.control)
+    updates, control_state = optimizers.control.update(gradient, opt_state.control, params.control)
     new_theta = optax.apply_updates(params.control, updates)
 
     def perception_objective(phi):
         return leader_loss(bellman_error(networks, Players(phi, new_theta), leader_batch))
 
     gradient = jax.grad(perception_objective)(params.perception)
-    updates, perception_state = optimizers.perception.update(gradient, opt_state.perception)
+    updates, perception_state = optimizers.perception.update(
+        gradient, opt_state.perception, params.perception
+    )
     new_phi = optax.apply_updates(params.perception, updates)
 
     return Players(new_phi, new_theta), Players(perception_state, control_state)
@@ -502,7 +519,9 @@ def synchronous_update(networks, optimizers, params, opt_state, perception_batch
         return leader_loss(bellman_error(networks, players, perception_batch))
 
     gradient = jax.grad(perception_objective)(params.perception)
-    updates, perception_state = optimizers.perception.update(gradient, opt_state.perception)
+    updates, perception_state = optimizers.perception.update(
+        gradient, opt_state.perception, params.perception
+    )
     new_phi = optax.apply_updates(params.perception, updates)
 
     def control_objective(theta):
@@ -510,7 +529,7 @@ def synchronous_update(networks, optimizers, params, opt_state, perception_batch
         return leader_loss(bellman_error(networks, players, control_batch))
 
     gradient = jax.grad(control_objective)(params.control)
-    updates, control_state = optimizers.control.update(gradient, opt_state.control)
+    updates, control_state = optimizers.control.update(gradient, opt_state.control, params.control)
     new_theta = optax.apply_updates(params.control, updates)
 
     return Players(new_phi, new_theta), Players(perception_state, control_state)
@@ -1575,6 +1594,7 @@ class Records:
         self.devices = lanes.seeds.sharding.mesh.devices.ravel()
         self.num_lanes = len(lanes.seeds)
         self.points = []  # metrics [lanes] of each point of the curves
+        self.fetched_points = 0  # of these are on the host; the others are on the devices
         self.chunks = 0  # done
         self.compiling_since = time.time()
         self.compile_seconds = 0.0
@@ -1658,9 +1678,14 @@ class Records:
         if self.chunks % self.training.chunks_per_point == 0:
             self.points.append(metrics)
 
+    def fetch_points(self):
+        """Brings the newest points from the devices to the host."""
+        self.points[self.fetched_points :] = gather(self.points[self.fetched_points :])
+        self.fetched_points = len(self.points)
+
     def curves(self) -> dict:
         """Returns the curves by name, [lanes, points]: NaN where nothing was measured."""
-        self.points = gather(self.points)
+        self.fetch_points()
         names = dict.fromkeys(name for point in self.points for name in point)
         nothing = np.full(self.num_lanes, np.nan)
         curves = {
@@ -1751,7 +1776,7 @@ class Records:
     def write_checkpoint(self, state):
         """Writes checkpoint.npz: the state's leaves, the curves so far, and where training is."""
         leaves = jax.tree.leaves(gather(state))
-        self.points = gather(self.points)
+        self.fetch_points()
         if not is_main_process():
             return
         arrays = {f"state/{number}": leaf for number, leaf in enumerate(leaves)}
@@ -1780,7 +1805,8 @@ class Records:
         except Exception as error:  # a damaged file may raise anything
             reason = str(error).strip().partition("\n")[0]
             fail(f"--resume {path} is no usable checkpoint of this script: {reason}")
-        self.points, self.chunks, self.seconds_before = points, chunks, seconds
+        self.points, self.fetched_points = points, len(points)
+        self.chunks, self.seconds_before = chunks, seconds
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
         return jax.device_put(state, lanes.seeds.sharding)
 

@@ -3,23 +3,28 @@
 import flax.struct
 import jax
 import jax.numpy as jnp
-from gymnax.environments import environment, spaces
+from gymnax.environments import environment
+from gymnax.environments import spaces
 
 
 @flax.struct.dataclass
 class Count:
+    """How many steps the episode has had."""
+
     time: int
     length: int = 0
 
 
 @flax.struct.dataclass
 class Limit:
+    """When an episode of Counter is cut, and when it ends by itself."""
+
     max_steps_in_episode: int = 1_000_000
     terminate_at: int = 1_000_000
 
 
 class Counter(environment.Environment):
-    """Observes how many steps the episode has had, plus 1; pays as much; `num_actions` actions that do nothing."""
+    """Observes how many steps the episode has had, plus 1, and pays as much; actions do nothing."""
 
     def __init__(self, num_actions=2):
         super().__init__()
@@ -46,21 +51,30 @@ class Counter(environment.Environment):
 
 @flax.struct.dataclass
 class ProbeState:
+    """Where the episode is."""
+
     time: int
     place: float
 
 
 @flax.struct.dataclass
 class ProbeParams:
+    """Which probe, and after how many steps time cuts its episodes."""
+
     kind: int = 0
     max_steps_in_episode: int = 1_000_000
 
 
 class Probe(environment.Environment):
-    """Five of them, by `kind`; an observation is the place alone, and episodes end after one step unless said.
+    """Five of them, by `kind`: an observation is the place alone.
 
-    0: constant reward 1. 1: the place is -1 or 1, and so is the reward. 2: two steps, at 0 and 1, the second pays 1.
-    3: action 1 pays 1 and action 0 pays -1. 4: pays 1 for ever, cut by time after 3 steps."""
+    Episodes end after one step, unless said otherwise.
+    0: constant reward 1.
+    1: the place is -1 or 1, and so is the reward.
+    2: two steps, at 0 and 1, of which the second pays 1.
+    3: action 1 pays 1 and action 0 pays -1.
+    4: pays 1 for ever, cut by time after 3 steps.
+    """
 
     @property
     def default_params(self):
@@ -85,5 +99,12 @@ class Probe(environment.Environment):
 
 
 # kind, place, Q of both actions at gamma 0.5
-KNOWN = [(0, 0.0, (1, 1)), (1, -1.0, (-1, -1)), (1, 1.0, (1, 1)), (2, 0.0, (0.5, 0.5)), (2, 1.0, (1, 1)),
-         (3, 0.0, (-1, 1)), (4, 0.0, (2, 2))]  # 1 + 0.5 x 2 = 2
+KNOWN = [
+    (0, 0.0, (1, 1)),
+    (1, -1.0, (-1, -1)),
+    (1, 1.0, (1, 1)),
+    (2, 0.0, (0.5, 0.5)),
+    (2, 1.0, (1, 1)),
+    (3, 0.0, (-1, 1)),
+    (4, 0.0, (2, 2)),  # 1 + 0.5 x 2 = 2
+]
