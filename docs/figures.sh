@@ -1,25 +1,42 @@
 #!/usr/bin/env bash
-# Makes every picture of docs/images, but for breakout.gif (a trained model is not kept), from the records.
+# Makes every picture of docs/images from the records in docs/results and the model in docs/models.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+# Records whose names do not tell them apart, by their time.
 dqn=docs/results/breakout/scorer_dqn__Breakout-MinAtar__
 rate=docs/results/follower_rate/scorer_dqn__Breakout-MinAtar__scorer-follower
-scorer="${dqn}scorer__s0__*-025247* ${dqn}scorer__s30__*"
-baseline="${dqn}baseline__s0__*-003831"
-rates="${dqn}baseline__s0__*-025229* ${dqn}baseline__s0__*-025436* ${dqn}baseline__s0__*-005345* ${dqn}baseline__s0__*-025449* ${dqn}baseline__s0__*-005401*"
-controls="${dqn}baseline__s0__*-005345* ${dqn}baseline__s0__*-005058-145298 ${dqn}baseline-per-layer-lr__*"
-ablations="${dqn}scorer-inverted-roles__* ${dqn}scorer-synchronous__* ${dqn}msbe-scorer__*"
-figure() { python "plots/$1.py" --out "docs/images/$2.png" "${@:3}"; }
-# shellcheck disable=SC2086
-{
-  figure learning_curves breakout $baseline ${dqn}baseline__s0__*-005345* $scorer ${rate}0.001__*
-  figure ablations ablations $baseline $controls $scorer $ablations
-  figure sensitivity rates $baseline $rates ${rate}*
-  figure representation representation $baseline ${dqn}scorer__s0__*-025247*
-  figure learning_curves control docs/results/control/*
-  figure learning_curves minigrid docs/results/minigrid/* --smooth 10
-  figure learning_curves atari docs/results/atari/*{Phoenix,Pong,Qbert}* --smooth 10
-  figure deep_sea deep_sea docs/results/deep_sea/*
-  figure baird baird docs/results/baird/baird__Baird__sampled-balanced__*
+scorer=("${dqn}"scorer__s0__*-025247-* "${dqn}"scorer__s30__*)
+baseline=("${dqn}"baseline__s0__*-003831)
+baseline_at_2e4=("${dqn}"baseline__s0__*-025229-*)
+baseline_at_3e4=("${dqn}"baseline__s0__*-025436-*)
+baseline_at_5e4=("${dqn}"baseline__s0__*-005345-*)
+baseline_at_75e5=("${dqn}"baseline__s0__*-025449-*)
+baseline_at_1e3=("${dqn}"baseline__s0__*-005401-*)
+baseline_batch_128=("${dqn}"baseline__s0__*-005058-145298)
+per_layer_lr=("${dqn}"baseline-per-layer-lr__*)
+ablations=("${dqn}"scorer-inverted-roles__* "${dqn}"scorer-synchronous__* "${dqn}"msbe-scorer__*)
+
+# figure TOOL PICTURE RUNS...
+figure() {
+  python "plots/$1.py" --out "docs/images/$2.png" "${@:3}"
 }
-python plots/speed.py --saved docs/results/speed/h200/{dqn,grow}.json --grow --figure docs/images/growth.png
+
+figure learning_curves breakout \
+  "${baseline[@]}" "${baseline_at_5e4[@]}" "${scorer[@]}" "${rate}"0.001__*
+figure ablations ablations \
+  "${baseline[@]}" "${baseline_at_5e4[@]}" "${baseline_batch_128[@]}" "${per_layer_lr[@]}" \
+  "${scorer[@]}" "${ablations[@]}"
+figure sensitivity rates \
+  "${baseline[@]}" "${baseline_at_2e4[@]}" "${baseline_at_3e4[@]}" "${baseline_at_5e4[@]}" \
+  "${baseline_at_75e5[@]}" "${baseline_at_1e3[@]}" "${rate}"*
+figure representation representation "${baseline[@]}" "${scorer[0]}"
+figure learning_curves control docs/results/control
+figure learning_curves minigrid docs/results/minigrid
+figure learning_curves atari docs/results/atari/*{Phoenix,Pong,Qbert}*
+figure deep_sea deep_sea docs/results/deep_sea > /dev/null
+figure baird baird docs/results/baird/baird__Baird__sampled-balanced__*
+python plots/game_or_rates.py --out docs/images/game_or_rates.png
+python plots/speed.py --saved docs/results/speed/h200/{dqn,grow}.json --grow \
+  --figure docs/images/growth.png > /dev/null
+python plots/watch.py docs/models/*Breakout* --out docs/images/breakout.gif

@@ -5,10 +5,10 @@ python plots/game_or_rates.py --out docs/images/game_or_rates.png
 
 from pathlib import Path
 
+import command
 import numpy as np
 import stats
 import style
-import tyro
 from reproduce import GAMES
 from results import Records
 
@@ -31,18 +31,21 @@ def draw_game(top, bottom, records: Records, game: str):
         if "srank" in sample.curves:
             draw_bar(bottom, place, stats.bootstrap(stats.iqm, sample.final("srank")), color)
         else:
-            bottom.annotate("not\nmeasured", (place, 4), ha="center", fontsize=6, rotation=90)
-    top.set(title=game, xticks=[])
-    bottom.set(xticks=[], ylim=(0, 128))
+            bottom.annotate("not measured", (place, 4), ha="center", fontsize=6, rotation=90)
+    top.set(title=game, xticks=[], xlim=(-0.6, len(METHODS) - 0.4))
+    top.margins(y=0.12)
+    bottom.set(xticks=[], xlim=(-0.6, len(METHODS) - 0.4), ylim=(0, 140))
 
 
 def draw_bar(ax, place: int, estimate: stats.Estimate, color: str):
     """Draws a bar with its interval and its value."""
     low, high = estimate.value - estimate.low, estimate.high - estimate.value
-    ax.bar(place, estimate.value, color=color, width=0.8)
-    ax.errorbar(place, estimate.value, [[low], [high]], color="black", linewidth=0.8, capsize=1.5)
-    text = f"{estimate.value:.0f}"
-    ax.annotate(text, (place, 0), (0, 2), textcoords="offset points", ha="center", color="white")
+    ax.bar(place, estimate.value, color=color, width=0.8, zorder=2)
+    ax.errorbar(
+        place, estimate.value, [[low], [high]], color="black", linewidth=0.8, capsize=1.5, zorder=3
+    )
+    end = (place, estimate.high)
+    ax.annotate(f"{estimate.value:.0f}", end, (0, 1), textcoords="offset points", ha="center")
 
 
 def main(out: Path = Path("game_or_rates.png")):
@@ -66,4 +69,4 @@ def main(out: Path = Path("game_or_rates.png")):
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    command.run(main)

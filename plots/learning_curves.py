@@ -1,43 +1,52 @@
-"""Learning curves: IQM return of SCORER and baseline, in rows of four environments, for each algorithm.
+"""Learning curves: return of SCORER and baseline, a panel for each algorithm and environment.
 
-    python plots/learning_curves.py runs/* --out learning_curves.png
+python plots/learning_curves.py runs --out learning_curves.png
+python plots/learning_curves.py runs --incomplete      # also of runs that still go on
 """
 
 from pathlib import Path
 
-import stats
+import command
 import style
-import tyro
-from records import by_algorithm, by_env, load
+from records import by_algorithm
+from records import by_env
+from records import load
 from tyro.conf import Positional
 
 
-def main(runs: Positional[list[Path]], out: Path = Path("learning_curves.png"), smooth: int = 50):
-    """Learning curves: IQM return of SCORER and baseline, in rows of four environments, for each algorithm.
+def main(
+    runs: Positional[list[Path]],
+    out: Path = Path("learning_curves.png"),
+    smooth: float = 0.05,
+    width: float | None = None,
+    incomplete: bool = False,
+):
+    """Learning curves: return of SCORER and baseline, a panel for each algorithm and environment.
 
     Args:
-        runs: run folders.
+        runs: run folders, or folders that hold them.
         out: picture to write; its ending names the format.
-        smooth: recorded points in the rolling mean.
+        smooth: share of the steps over which a point of a curve is the mean.
+        width: inches; 3.25, a column, for one panel and 6.5, a page, for several.
+        incomplete: take runs that did not finish, or that still go on.
     """
-    methods = load(runs)
-    look = style.looks(methods, name="variant")
-    rows = []  # of one algorithm each: its name, and up to four environments with their methods
-    for algorithm, family in by_algorithm(methods).items():
-        envs = list(by_env(family).items())
-        rows += [(algorithm, envs[first : first + 4]) for first in range(0, len(envs), 4)]
-    figure, axes = style.panels(len(rows), max(len(envs) for _, envs in rows), out, smooth)
-    for (algorithm, envs), row in zip(rows, axes):
-        for ax, (env, group) in zip(row, envs):
-            for method in group:
-                estimate = stats.bootstrap(stats.iqm, method.returns)
-                style.draw_curve(ax, method.timesteps, estimate, smooth, **look[method.variant])
-            ax.set(title=env, xlabel="Steps (millions)")
-        row[0].set_ylabel(f"{algorithm}\nIQM return")
-        for ax in row[len(envs):]:
-            ax.remove()
-    style.save(figure, out)
+    style.check_options(out, smooth)
+    methods = load(runs, incomplete=incomplete)
+    looks, note = style.label_methods(methods)
+    families = by_algorithm(methods)
+    panels = [
+        (algorithm, env, group)
+        for algorithm, family in families.items()
+        for env, group in by_env(family).items()
+    ]
+    figure, axes = style.make_panels(len(panels), width)
+    for ax, (algorithm, env, group) in zip(axes, panels):
+        style.draw_returns(ax, group, looks, smooth)
+        title = style.env_title(env)
+        ax.set_title(f"{title}\n{algorithm}" if len(families) > 1 else title)
+    style.label_axes(axes, "Steps (millions)", style.return_label(methods, smooth))
+    style.save(figure, out, f"{', '.join(families)}; {note}")
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    command.run(main)

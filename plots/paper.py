@@ -4,9 +4,15 @@ ENVS = ("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "SpaceInvaders
 
 # What the runs behind FINAL had, so that only like is compared; None: an argument that the baseline lacks. The paper
 # takes time-outs of DQN for terminations. Runs that bootstrap through them are shown too, and say so.
-GAME = {"leader_decay_power": (1.0, None), "follower_loss": ("variance", None), "follower_learning_rate": (5e-4, None)}
-SETTINGS = {"DQN": GAME | {"learning_rate": (1e-4,), "batch_size": (64,), "ablation": (None,)},
-            "PQN": GAME | {"learning_rate": (2.5e-4,), "td_lambda": (0.65,), "num_epochs": (2,)}}
+GAME = {
+    "leader_decay_power": (1.0, None),
+    "follower_loss": ("variance", None),
+    "follower_learning_rate": (5e-4, None),
+}
+SETTINGS = {
+    "DQN": GAME | {"learning_rate": (1e-4,), "batch_size": (64,), "ablation": (None,)},
+    "PQN": GAME | {"learning_rate": (2.5e-4,), "td_lambda": (0.65,), "num_epochs": (2,)},
+}
 
 # (algorithm, variant, row's place among those of that name): final IQM return and the number after +-, in ENVS' order.
 # The paper prints two pairs of rows that are both called DQN.
@@ -87,4 +93,65 @@ EFFICIENCY = {
         ("Dueling DDQN", "Baseline"): ((9.9, 0.7), (16.6, 1.4), (26.9, 3.1)),
         ("Dueling DDQN", "SCORER"): ((15.4, 0.7), (23.8, 1.8), (30.2, 3.4)),
     },
+}
+
+# Atari: mean scores of a random player and of a human (Wang et al., 2016), which normalise a score.
+HUMAN = {
+    "Alien-v5": (227.8, 7127.7),
+    "Amidar-v5": (5.8, 1719.5),
+    "Assault-v5": (222.4, 742),
+    "Asterix-v5": (210, 8503.3),
+    "Asteroids-v5": (719.1, 47388.7),
+    "Atlantis-v5": (12850, 29028.1),
+    "BankHeist-v5": (14.2, 753.1),
+    "BattleZone-v5": (2360, 37187.5),
+    "BeamRider-v5": (363.9, 16926.5),
+    "Berzerk-v5": (123.7, 2630.4),
+    "Bowling-v5": (23.1, 160.7),
+    "Boxing-v5": (0.1, 12.1),
+    "Breakout-v5": (1.7, 30.5),
+    "Centipede-v5": (2090.9, 12017),
+    "ChopperCommand-v5": (811, 7387.8),
+    "CrazyClimber-v5": (10780.5, 35829.4),
+    "Defender-v5": (2874.5, 18688.9),
+    "DemonAttack-v5": (152.1, 1971),
+    "DoubleDunk-v5": (-18.6, -16.4),
+    "Enduro-v5": (0, 860.5),
+    "FishingDerby-v5": (-91.7, -38.7),
+    "Freeway-v5": (0, 29.6),
+    "Frostbite-v5": (65.2, 4334.7),
+    "Gopher-v5": (257.6, 2412.5),
+    "Gravitar-v5": (173, 3351.4),
+    "Hero-v5": (1027, 30826.4),
+    "IceHockey-v5": (-11.2, 0.9),
+    "Jamesbond-v5": (29, 302.8),
+    "Kangaroo-v5": (52, 3035),
+    "Krull-v5": (1598, 2665.5),
+    "KungFuMaster-v5": (258.5, 22736.3),
+    "MontezumaRevenge-v5": (0, 4753.3),
+    "MsPacman-v5": (307.3, 6951.6),
+    "NameThisGame-v5": (2292.3, 8049),
+    "Phoenix-v5": (761.4, 7242.6),
+    "Pitfall-v5": (-229.4, 6463.7),
+    "Pong-v5": (-20.7, 14.6),
+    "PrivateEye-v5": (24.9, 69571.3),
+    "Qbert-v5": (163.9, 13455),
+    "Riverraid-v5": (1338.5, 17118),
+    "RoadRunner-v5": (11.5, 7845),
+    "Robotank-v5": (2.2, 11.9),
+    "Seaquest-v5": (68.4, 42054.7),
+    "Skiing-v5": (-17098.1, -4336.9),
+    "Solaris-v5": (1236.3, 12326.7),
+    "SpaceInvaders-v5": (148, 1668.7),
+    "StarGunner-v5": (664, 10250),
+    "Surround-v5": (-10, 6.5),
+    "Tennis-v5": (-23.8, -8.3),
+    "TimePilot-v5": (3568, 5229.2),
+    "Tutankham-v5": (11.4, 167.6),
+    "UpNDown-v5": (533.4, 11693.2),
+    "Venture-v5": (0, 1187.5),
+    "VideoPinball-v5": (16256.9, 17667.9),
+    "WizardOfWor-v5": (563.5, 4756.5),
+    "YarsRevenge-v5": (3092.9, 54576.9),
+    "Zaxxon-v5": (32.5, 9173.3),
 }

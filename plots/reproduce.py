@@ -18,14 +18,25 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import command
 import numpy as np
 import tyro
-from records import fail
+from command import fail
 from tyro.conf import Positional
 
 ROOT = Path(__file__).parents[1]
 # Arguments that two runs of one method may differ in.
 NOT_METHOD = {"env", "seed", "num_seeds", "diagnostics", "eval_every", "eval_envs"}
+OUTPUT = {
+    "runs_dir",
+    "save_model",
+    "checkpoint_every_minutes",
+    "resume",
+    "compilation_cache",
+    "distributed",
+    "track",
+    "wandb_mode",
+}
 
 
 class Experiment(NamedTuple):
@@ -180,16 +191,21 @@ def load_script(name: str):
     return importlib.import_module(name.removesuffix(".py"))
 
 
+def parse(name: str, words: list[str]):
+    """Returns a script's arguments for these words of a command line, presets filled in."""
+    script = load_script(name)
+    if name == "scorer_pqn_atari.py":  # which reads whole numbers and fills in presets by itself
+        return script.resolve(tyro.cli(script.Args, args=words))[0]
+    return script.complete(tyro.cli(script.Args, args=words, registry=script.whole_numbers()))
+
+
 def expected_args(experiment: Experiment) -> dict:
     """Returns the arguments, presets filled in, that a record of the experiment has."""
-    script = load_script(experiment.script)
     words = experiment.flags.split()
     if experiment.env:
         words += ["--env", experiment.env]
-    args = tyro.cli(script.Args, args=words, registry=script.whole_numbers())
-    outputs = {field.name for field in script.fields(script.Output)}
-    args = vars(script.complete(args))
-    return {name: value for name, value in args.items() if name not in outputs}
+    args = vars(parse(experiment.script, words))
+    return {name: value for name, value in args.items() if name not in OUTPUT}
 
 
 def is_alike(value, other) -> bool:
@@ -251,6 +267,7 @@ class Run(NamedTuple):
     script: str
     words: tuple
     seconds: float  # that it will take here, about
+    is_sweep: bool  # over rates; it keeps no checkpoints
 
 
 def plan(missing: list[Experiment], on_gpu: bool) -> list[Run]:
@@ -272,16 +289,14 @@ def plan(missing: list[Experiment], on_gpu: bool) -> list[Run]:
             words += ["--follower-learning-rate", *rates]
         if script == "scorer_dqn.py":
             words.append("--diagnostics")
-        runs.append(
-            Run(script, tuple(words), estimate(script, words, seeds * max(1, len(rates)), on_gpu))
-        )
+        seconds = estimate(script, words, seeds * max(1, len(rates)), on_gpu)
+        runs.append(Run(script, tuple(words), seconds, len(rates) > 1))
     return runs
 
 
 def estimate(script: str, words: list[str], lanes: int, on_gpu: bool) -> float:
     """Returns about how many seconds a command takes on one GPU or on this machine's cores."""
-    module = load_script(script)
-    args = module.complete(tyro.cli(module.Args, args=words, registry=module.whole_numbers()))
+    args = parse(script, words)
     steps = args.total_timesteps / getattr(args, "num_envs", 1)
     gpu_us, cpu_us = STEP_US[script]
     if script == "scorer_pqn_atari.py":  # seeds one after another
@@ -302,14 +317,11 @@ def find_gpus() -> list[str]:
 
 def cut_run(run: Run, runs_dir: Path) -> Path | None:
     """Returns the newest folder of this command that was cut and has a checkpoint."""
-    module = load_script(run.script)
-    args = module.complete(
-        tyro.cli(module.Args, args=list(run.words), registry=module.whole_numbers())
-    )
-    expected = vars(args) | {name: None for name in module.field_names(module.Output)}
+    args = vars(parse(run.script, list(run.words)))
+    expected = {name: value for name, value in args.items() if name not in OUTPUT}
     for path in sorted(runs_dir.glob(f"{run.script.removesuffix('.py')}__*/checkpoint.npz"))[::-1]:
         earlier = json.loads((path.parent / "args.json").read_text())
-        same = all(is_alike(earlier.get(n), v) for n, v in expected.items() if v is not None)
+        same = all(is_alike(earlier.get(name), value) for name, value in expected.items())
         index = read_index([path.parent])
         if same and not index:
             return path.parent
@@ -319,8 +331,7 @@ def cut_run(run: Run, runs_dir: Path) -> Path | None:
 def command_of(run: Run, runs_dir: Path) -> list[str]:
     """Returns the words that start a run, or that resume what was cut of it."""
     start = [sys.executable, str(ROOT / run.script)]
-    is_sweep = len([w for w in run.words if w.replace("e-", "").replace(".", "").isdigit()]) > 2
-    keep = [] if is_sweep else ["--checkpoint-every-minutes", "10"]
+    keep = [] if run.is_sweep else ["--checkpoint-every-minutes", "10"]
     cut = cut_run(run, runs_dir)
     if cut is not None:
         return [*start, "--resume", str(cut), "--runs-dir", str(runs_dir), *keep]
@@ -434,4 +445,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    command.run(main)

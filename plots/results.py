@@ -7,9 +7,9 @@ python plots/results.py --check    # exit code 1 where they are not what the rec
 import sys
 from typing import NamedTuple
 
+import command
 import numpy as np
 import stats
-import tyro
 from paper import EFFICIENCY
 from paper import ENVS
 from paper import FINAL
@@ -59,7 +59,7 @@ class Sample(NamedTuple):
 
     timesteps: np.ndarray  # [T]
     returns: np.ndarray  # [seeds, T]
-    curves: dict  # those that all its records hold
+    curves: dict  # by name, [seeds, T]; diagnostics only of the seeds that have them
 
     @property
     def scores(self):
@@ -98,8 +98,10 @@ class Records:
         for record in found:
             with np.load(record.path) as file:
                 arrays.append({name: file[name] for name in file.files if name != "meta"})
-        names = set.intersection(*(set(one) for one in arrays)) - {"timesteps", "seeds"}
-        curves = {name: np.concatenate([one[name] for one in arrays]) for name in sorted(names)}
+        names = set.union(*(set(one) for one in arrays)) - {"timesteps", "seeds"}
+        curves = {}
+        for name in sorted(names):  # not every record has the diagnostics
+            curves[name] = np.concatenate([one[name] for one in arrays if name in one])
         return Sample(arrays[0]["timesteps"], curves["returns"], curves)
 
 
@@ -651,7 +653,11 @@ def glance_minigrid(records: Records) -> list[str]:
             for flags in ("--scorer", "")
         )
         here.append(compare(scorer, baseline))
-    return [count_relations(here), "faster on 7 of 8"]
+    faster = 0
+    for printed in TIMES.values():
+        scorer, baseline = printed["SCORER"][0], printed["Baseline"][0]
+        faster += baseline is None or scorer < baseline
+    return [count_relations(here), f"faster on {faster} of {len(TIMES)}"]
 
 
 def count_relations(relations: list[str]) -> str:
@@ -689,4 +695,4 @@ def main(check: bool = False):
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    command.run(main)

@@ -1,70 +1,119 @@
-"""Sensitivity to the learning rates: final IQM return against the follower's or baseline's, and SCORER's curves.
+"""Sensitivity to the learning rates: final return against the rate, and the curves of SCORER's.
 
-    python plots/sensitivity.py runs/* --out sensitivity.png
+python plots/sensitivity.py runs/*Breakout* --out sensitivity.png
 """
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
+import command
 import numpy as np
 import stats
 import style
-import tyro
-from records import by_env, fail, load
+from command import fail
+from records import Method
+from records import Run
+from records import by_env
+from records import load
 from tyro.conf import Positional
 
 
+def main(
+    runs: Positional[list[Path]],
+    out: Path = Path("sensitivity.png"),
+    smooth: float = 0.05,
+    width: float | None = None,
+):
+    """Sensitivity to the learning rates: final return against the rate, and the curves of SCORER's.
+
+    Args:
+        runs: run folders that differ in --follower-learning-rate, and baselines that differ in
+            --learning-rate, or folders that hold them.
+        out: picture to write; its ending names the format.
+        smooth: share of the steps over which a point of a curve is the mean.
+        width: inches; 6.5, a page, unless given.
+    """
+    style.check_options(out, smooth)
+    methods = load(runs, misfit=is_ablation)
+    check_script(methods)
+    envs = by_env(methods)
+    looks, note = style.label_methods(methods)
+    figure, axes = style.make_panels(2 * len(envs), width, columns=2 if len(envs) % 2 else 4)
+    for left, right, (env, group) in zip(axes[::2], axes[1::2], envs.items()):
+        check_rates(env, group)
+        draw_final(left, group)
+        scorers = [method for method in group if method.args["scorer"]]
+        style.draw_returns(right, scorers, looks, smooth)
+        left.set_ylabel(f"Final {style.return_label(group, 0)}")
+        left.set_xlabel("Learning rate")
+        right.set_ylabel(style.return_label(group, smooth))
+        right.set_xlabel("Steps (millions)")
+        for ax in (left, right):
+            ax.set_title(style.env_title(env))
+    style.save(figure, out, f"{methods[0].algorithm}; {note}")
+
+
+def is_ablation(run: Run) -> str | None:
+    """Returns why a run has no place here, or None."""
+    return "is an ablation, not a plain run" if run.method.get("ablation") else None
+
+
+def check_script(methods: list[Method]):
+    """Ends in one sentence where methods are of several algorithms."""
+    for method in methods:
+        if method.algorithm != methods[0].algorithm:
+            fail(
+                f"{method.runs[0].path} is of {method.algorithm} and {methods[0].runs[0].path} of "
+                f"{methods[0].algorithm}: give one algorithm's runs, as runs/scorer_dqn__*"
+            )
+
+
+def varied_rate(method: Method) -> float:
+    """Returns the rate that was varied: SCORER's follower's, or the baseline's own."""
+    return method.args["follower_learning_rate" if method.args["scorer"] else "learning_rate"]
+
+
+def check_rates(env: str, methods: list[Method]):
+    """Ends in one sentence where two methods share a rate, or none has a follower's."""
+    seen = {}
+    for method in methods:
+        key = method.args["scorer"], varied_rate(method)
+        if key in seen:
+            fail(
+                f"{method.runs[0].path} and {seen[key]} have the same rate, {key[1]}, on {env}, and "
+                "differ in something else: give runs that differ in their rates alone"
+            )
+        seen[key] = method.runs[0].path
+    if not any(method.args["scorer"] for method in methods):
+        fail(
+            f"{methods[0].runs[0].path} and the other runs on {env} are baselines, which have no "
+            "follower's rate: give SCORER's runs too"
+        )
+
+
+def draw_final(ax, methods: list[Method]):
+    """Draws the final return against the rate, a line for SCORER and one for the baseline."""
+    kinds = {True: ("SCORER, by follower's rate", style.SCORER)}
+    kinds[False] = ("Baseline, by its rate", style.BASELINE)
+    for is_scorer, (label, (color, _, marker)) in kinds.items():
+        own = [method for method in methods if method.args["scorer"] == is_scorer]
+        if not own:
+            continue
+        own = sorted(own, key=varied_rate)
+        x = [varied_rate(method) for method in own]
+        scores = [stats.final_scores(method.timesteps, method.returns) for method in own]
+        estimates = [stats.bootstrap(stats.iqm, each) for each in scores]
+        ax.plot(x, [e.value for e in estimates], color=color, marker=marker, label=label)
+        ax.vlines(x, [e.low for e in estimates], [e.high for e in estimates], color=color)
+    rates = sorted({varied_rate(method) for method in methods})
+    ax.set_xscale("log")
+    ax.set_xticks(rates, [rate_text(rate) for rate in rates], rotation=90)
+    ax.set_xticks([], minor=True)
+
+
 def rate_text(rate: float) -> str:
-    """For example 2e-4."""
+    """Returns a rate as one types it, for example 2e-4."""
     return np.format_float_scientific(rate, trim="-", exp_digits=1)
 
 
-def main(runs: Positional[list[Path]], out: Path = Path("sensitivity.png"), smooth: int = 50):
-    """Sensitivity to the learning rates: final IQM return against the follower's or baseline's, and SCORER's curves.
-
-    Args:
-        runs: run folders that differ in --follower-learning-rate, and baselines that differ in --learning-rate.
-        out: picture to write; its ending names the format.
-        smooth: recorded points in the rolling mean.
-    """
-    envs = by_env(load(runs))
-
-    def varied(method):
-        """The rate that was varied: SCORER's follower's, or the baseline's own."""
-        return method.args["follower_learning_rate" if method.args["scorer"] else "learning_rate"]
-
-    methods = [method for group in envs.values() for method in group]
-    for method in methods:
-        if method.args["ablation"] or method.args["script"] != methods[0].args["script"]:
-            fail(f"{method.runs[0].path} is an ablation or of another script: give one script's plain runs")
-    rates = sorted(set(map(varied, methods)))
-    colors = dict(zip(rates, plt.get_cmap("viridis")([0.85 * i / max(1, len(rates) - 1) for i in range(len(rates))])))
-    figure, axes = style.panels(len(envs), 2, out, smooth)
-    for (left, right), (env, group) in zip(axes, envs.items()):
-        final = {True: {}, False: {}}  # SCORER's and the baseline's estimates, by rate
-        for method in group:
-            kind, rate = method.args["scorer"], varied(method)
-            if rate in final[kind]:
-                fail(f"{method.runs[0].path} and another method on {env} have the same rate, {rate}")
-            final[kind][rate] = stats.bootstrap(stats.iqm, stats.final_scores(method.timesteps, method.returns))
-            if kind:
-                style.draw_curve(right, method.timesteps, stats.bootstrap(stats.iqm, method.returns), smooth,
-                                 label=f"Follower at {rate_text(rate)}", color=colors[rate])
-        if not final[True]:
-            fail(f"{group[0].runs[0].path} and the other runs on {env} are baselines, which have no follower's rate")
-        for kind, look in {True: dict(label="SCORER, follower's rate", color=style.SCORER, linestyle="-"),
-                           False: dict(label="Baseline, its rate", color=style.BASELINE, linestyle="--")}.items():
-            if final[kind]:
-                x, value, low, high = zip(*sorted((rate, *estimate) for rate, estimate in final[kind].items()))
-                left.plot(x, value, marker="o", markersize=4, **look)
-                left.vlines(x, low, high, color=look["color"])
-        left.set_xscale("log")
-        left.set_xticks(rates, [rate_text(rate) for rate in rates], rotation=45, ha="right")
-        left.set_xticks([], minor=True)
-        left.set(title=env, xlabel="Learning rate", ylabel="Final IQM return")
-        right.set(title=env, xlabel="Steps (millions)", ylabel="IQM return")
-    style.save(figure, out)
-
-
 if __name__ == "__main__":
-    tyro.cli(main)
+    command.run(main)

@@ -11,9 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "plots"))
 CARTPOLE = "--env CartPole-v1 --total-timesteps 5e3 --num-seeds 2 --diagnostics"
-COMMANDS = dict(baseline=CARTPOLE, scorer=f"{CARTPOLE} --scorer",
-                slow=f"{CARTPOLE} --scorer --follower-learning-rate 2e-4",
-                breakout="--env Breakout-MinAtar --total-timesteps 2e4 --save-model")
+COMMANDS = dict(
+    baseline=CARTPOLE,
+    scorer=f"{CARTPOLE} --scorer",
+    slow=f"{CARTPOLE} --scorer --follower-learning-rate 2e-4",
+    breakout="--env Breakout-MinAtar --total-timesteps 2e4 --save-model",
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +25,12 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     environment = os.environ | dict(JAX_COMPILATION_CACHE_DIR=str(folder / "cache"))
     for name, flags in COMMANDS.items():
-        subprocess.run([sys.executable, ROOT / "scorer_dqn.py", *flags.split(), "--runs-dir", folder / name],
-                       check=True, capture_output=True, env=environment)
+        subprocess.run(
+            [sys.executable, ROOT / "scorer_dqn.py", *flags.split(), "--runs-dir", folder / name],
+            check=True,
+            capture_output=True,
+            env=environment,
+        )
     return {name: next((folder / name).iterdir()) for name in COMMANDS}
 
 
@@ -35,9 +42,14 @@ def test_learning_curves_from_the_command_line(runs, tmp_path):
     assert out.stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("tool, names", [("ablations", ("baseline", "scorer", "slow")),
-                                         ("sensitivity", ("scorer", "slow")),
-                                         ("representation", ("baseline", "scorer"))])
+@pytest.mark.parametrize(
+    "tool, names",
+    [
+        ("ablations", ("baseline", "scorer", "slow")),
+        ("sensitivity", ("scorer", "slow")),
+        ("representation", ("baseline", "scorer")),
+    ],
+)
 def test_figures(runs, tmp_path, tool, names):
     """A picture of some size."""
     import_module(tool).main([runs[name] for name in names], out=tmp_path / "figure.png")
