@@ -228,7 +228,6 @@ def test_remapped_actions_are_gymnaxs_own_map():
 
     _, first = env.reset(jax.random.key(0), map_key)
     np.testing.assert_array_equal(first.action_map, own.action_mapping)
-    assert not own.default_params.replace(deterministic=False).deterministic
     start = first, own.reset(jax.random.key(0), params)[1]
     keys = jax.random.split(jax.random.key(1), 300)
     seen, expected, is_bad = jax.jit(lambda: jax.lax.scan(lockstep, start, keys)[1])()

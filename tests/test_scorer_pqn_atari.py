@@ -12,15 +12,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import finish
+from helpers import refusal
+from helpers import results
 
 import scorer_pqn
 import scorer_pqn_atari as pqn
-from helpers import finish, refusal, results
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "plots"))
-SMALL = dict(env="Breakout-v5", num_envs=4, num_steps=64, num_minibatches=4, total_timesteps=10_000, latent_dim=8,
-             hidden_dim=8, epsilon_end=1.0)
+SMALL = dict(
+    env="Breakout-v5",
+    num_envs=4,
+    num_steps=64,
+    num_minibatches=4,
+    total_timesteps=10_000,
+    latent_dim=8,
+    hidden_dim=8,
+    epsilon_end=1.0,
+)
 ROLLOUTS = 4  # 256 steps of random play, in which every environment loses lives and some the game
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -28,7 +38,12 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 def setup(**args):
     """Arguments, make_pool, the parts of make_train by name, and a learner."""
     args, make_pool, num_actions = pqn.resolve(pqn.Args(**SMALL | args))
-    parts = dict(zip("init play learn evaluate timesteps blocks_per_point".split(), pqn.make_train(args, num_actions)))
+    parts = dict(
+        zip(
+            "init play learn evaluate timesteps blocks_per_point".split(),
+            pqn.make_train(args, num_actions),
+        )
+    )
     return args, make_pool, parts, jax.jit(parts["init"])(np.uint32(0))
 
 
@@ -40,25 +55,54 @@ def recorded(**changes):
     games, play, stored = start(state.scores), jax.jit(partial(parts["play"], pool_step)), []
     for index in range(ROLLOUTS):
         state, games, (flat, _), _ = play(state, games, np.int32(index))
-        stored.append(jax.tree.map(lambda x: np.asarray(x).reshape(args.num_steps, args.num_envs, *x.shape[1:]), flat))
+        stored.append(
+            jax.tree.map(
+                lambda x: np.asarray(x).reshape(args.num_steps, args.num_envs, *x.shape[1:]), flat
+            )
+        )
     rollout, target = jax.tree.map(lambda *x: np.concatenate(x), *stored)
     twin, raw = make_pool(args.num_envs, 7)[0], []
     twin.reset()
     for action in rollout.action:
         obs, reward, terminated, truncated, info = twin.step(action)
-        raw.append(dict(obs=obs, reward=reward, terminated=terminated, truncated=truncated, points=info["reward"],
-                        lives=info["lives"], elapsed=info["elapsed_step"], over=info["terminated"]))
-    return args, rollout, target, {name: np.array([step[name] for step in raw]) for name in raw[0]}, state, games
+        raw.append(
+            dict(
+                obs=obs,
+                reward=reward,
+                terminated=terminated,
+                truncated=truncated,
+                points=info["reward"],
+                lives=info["lives"],
+                elapsed=info["elapsed_step"],
+                over=info["terminated"],
+            )
+        )
+    return (
+        args,
+        rollout,
+        target,
+        {name: np.array([step[name] for step in raw]) for name in raw[0]},
+        state,
+        games,
+    )
 
 
-@pytest.fixture(scope="module", params=[
-    {}, dict(max_episode_steps=60, env="Qbert-v5"), dict(episodic_life=False, clip_rewards=False),
-    dict(bootstrap_at_timeout=False, max_episode_steps=60)], ids=["lives", "timeouts", "whole games", "timeouts end"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        {},
+        dict(max_episode_steps=60, env="Qbert-v5"),
+        dict(episodic_life=False, clip_rewards=False),
+        dict(bootstrap_at_timeout=False, max_episode_steps=60),
+    ],
+    ids=["lives", "timeouts", "whole games", "timeouts end"],
+)
 def record(request):
     return recorded(**request.param)
 
 
 # -------------------- Bookkeeping
+
 
 def test_bookkeeping_on_recorded_steps(record):
     """By the counters alone: a step that the game did not count is a dummy; a life fewer ends an episode if episodic;
@@ -76,11 +120,17 @@ def test_bookkeeping_on_recorded_steps(record):
     expected = ended if not args.bootstrap_at_timeout else ended & ~(timeout & (raw["lives"] > 0))
     np.testing.assert_array_equal(rollout.terminated, expected)
     np.testing.assert_array_equal(rollout.obs[1:], raw["obs"][:-1])
-    np.testing.assert_array_equal(rollout.reward, np.sign(raw["points"]) if args.clip_rewards else raw["points"])
+    np.testing.assert_array_equal(
+        rollout.reward, np.sign(raw["points"]) if args.clip_rewards else raw["points"]
+    )
     assert not rollout.reward[~rollout.mask].any() and rollout.obs.dtype == np.uint8
     lost_lives = fewer & (raw["lives"] > 0)
-    assert lost_lives.any() and (rollout.done & lost_lives).any() == (args.episodic_life or timeout.any())
-    assert timeout.any() if args.max_episode_steps == 60 else (raw["over"] & rollout.terminated).any()
+    assert lost_lives.any() and (rollout.done & lost_lives).any() == (
+        args.episodic_life or timeout.any()
+    )
+    assert (
+        timeout.any() if args.max_episode_steps == 60 else (raw["over"] & rollout.terminated).any()
+    )
     assert state.dummies == (~rollout.mask).sum() > 0
 
 
@@ -102,7 +152,9 @@ def test_scores_are_those_of_envpool(record):
         for e in np.flatnonzero((over > 0) | (elapsed == args.max_episode_steps)):
             scores[e].append(running[e])
     assert state.episodes == sum(map(len, scores)) > 0
-    assert raw["points"].max() > (1 if args.env == "Qbert-v5" else 0)  # clipped ones would sum to less
+    assert raw["points"].max() > (
+        1 if args.env == "Qbert-v5" else 0
+    )  # clipped ones would sum to less
     last = [found[-1] if found else np.nan for found in scores]
     np.testing.assert_array_equal(state.scores, last)
     curve = state.curves["returns"][:ROLLOUTS]
@@ -114,12 +166,19 @@ def test_scores_are_those_of_envpool(record):
 
 # -------------------- Targets and losses
 
+
 def test_targets_never_see_a_dummy(record):
     """Per environment, the real steps alone: each ends in its own value, or mixes with the next real step's return."""
     args, rollout, target, raw, state, _ = record
-    networks = pqn.Players(pqn.Perception(args), pqn.Control(args, pqn.envpool.make_spec(args.env).action_space.n))
-    following = raw["obs"].reshape(-1, *raw["obs"].shape[2:])  # what envpool returned: the true next observation
-    value = np.asarray(pqn.q_values(networks, *state.params, following).max(axis=-1)).reshape(rollout.reward.shape)
+    networks = pqn.Players(
+        pqn.Perception(args), pqn.Control(args, pqn.envpool.make_spec(args.env).action_space.n)
+    )
+    following = raw["obs"].reshape(
+        -1, *raw["obs"].shape[2:]
+    )  # what envpool returned: the true next observation
+    value = np.asarray(pqn.q_values(networks, *state.params, following).max(axis=-1)).reshape(
+        rollout.reward.shape
+    )
     for e in range(args.num_envs):
         later = None
         for t in reversed(np.flatnonzero(rollout.mask[:, e])):
@@ -136,7 +195,9 @@ def batch_of(seed=0, share=0.7, size=32):
     args, *_ = setup()
     rng = np.random.default_rng(seed)
     obs, action = rng.integers(0, 256, (size, 4, 84, 84)).astype(np.uint8), rng.integers(0, 4, size)
-    batch = pqn.Transition(*map(jnp.array, (obs, action, *[np.zeros(size)] * 3, rng.random(size) < share)))
+    batch = pqn.Transition(
+        *map(jnp.array, (obs, action, *[np.zeros(size)] * 3, rng.random(size) < share))
+    )
     networks = pqn.Players(pqn.Perception(args), pqn.Control(args, 4))
     return networks, setup()[-1].params, batch, jnp.array(rng.normal(size=size), jnp.float32)
 
@@ -146,23 +207,47 @@ def test_losses_are_those_of_the_real_steps():
     networks, params, batch, target = batch_of()
     real = np.flatnonzero(batch.mask)
     kept = jax.tree.map(lambda x: x[real], (batch, target))
-    changed = batch._replace(obs=jnp.where(batch.mask[:, None, None, None], batch.obs, 0)), target + 1e3 * ~batch.mask
+    changed = (
+        batch._replace(obs=jnp.where(batch.mask[:, None, None, None], batch.obs, 0)),
+        target + 1e3 * ~batch.mask,
+    )
     none = batch._replace(mask=jnp.zeros(32, bool)), target
-    for masked, plain in (pqn.masked_variance, scorer_pqn.follower_loss), (pqn.leader_loss, scorer_pqn.leader_loss):
-        plain, masked = (jax.jit(partial(lambda loss, sample: jax.value_and_grad(loss, argnums=(0, 1))(
-            *params, networks, *sample), loss)) for loss in (plain, masked))
+    for masked, plain in (
+        (pqn.masked_variance, scorer_pqn.follower_loss),
+        (pqn.leader_loss, scorer_pqn.leader_loss),
+    ):
+        plain, masked = (
+            jax.jit(
+                partial(
+                    lambda loss, sample: jax.value_and_grad(loss, argnums=(0, 1))(
+                        *params, networks, *sample
+                    ),
+                    loss,
+                )
+            )
+            for loss in (plain, masked)
+        )
         for sample in (batch, target), changed:
-            jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), masked(sample), plain(kept))
+            jax.tree.map(
+                partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5),
+                masked(sample),
+                plain(kept),
+            )
         assert not any(np.any(x) for x in jax.tree.leaves(masked(none)))
 
 
-@pytest.mark.parametrize("variant", [{}, dict(scorer=True), dict(scorer=True, follower_loss="msbe")],
-                         ids=["baseline", "scorer", "msbe"])
+@pytest.mark.parametrize(
+    "variant",
+    [{}, dict(scorer=True), dict(scorer=True, follower_loss="msbe")],
+    ids=["baseline", "scorer", "msbe"],
+)
 def test_updates_learn_the_targets(variant):
     """Forty updates on one rollout take a third of its error; minibatches go once through the rollout per epoch, in
     another order."""
     rates = dict(learning_rate=3e-3) | (dict(follower_learning_rate=3e-3) if variant else {})
-    args, make_pool, parts, state = setup(**variant, **rates, num_steps=16, latent_dim=64, hidden_dim=64)
+    args, make_pool, parts, state = setup(
+        **variant, **rates, num_steps=16, latent_dim=64, hidden_dim=64
+    )
     _, pool_step, start = make_pool(args.num_envs, 0)
     play = jax.jit(partial(parts["play"], pool_step))
     state, _, (flat, minibatches), _ = play(state, start(state.scores), np.int32(0))
@@ -180,6 +265,7 @@ def test_updates_learn_the_targets(variant):
 
 # -------------------- Environments, networks, evaluation
 
+
 def test_seeds_share_no_environment():
     """Environments of a seed, of its neighbour, of a resumed run and of evaluations all have seeds of their own."""
     make_pool = setup()[1]
@@ -192,9 +278,19 @@ def test_seeds_share_no_environment():
 
 def test_options_reach_envpool():
     """Each flag of the protocol is envpool's option."""
-    config = setup(sticky_actions=0.25, episodic_life=False, clip_rewards=False, frame_skip=3, noop_max=7,
-                   max_episode_steps=99)[1](2, 0)[0].spec.config
-    assert config.repeat_action_probability == 0.25 and not config.episodic_life and not config.reward_clip
+    config = setup(
+        sticky_actions=0.25,
+        episodic_life=False,
+        clip_rewards=False,
+        frame_skip=3,
+        noop_max=7,
+        max_episode_steps=99,
+    )[1](2, 0)[0].spec.config
+    assert (
+        config.repeat_action_probability == 0.25
+        and not config.episodic_life
+        and not config.reward_clip
+    )
     assert (config.frame_skip, config.noop_max, config.max_episode_steps) == (3, 7, 99)
     usual = setup()[1](2, 0)[0].spec.config
     assert usual.repeat_action_probability == 0 and usual.episodic_life and usual.reward_clip
@@ -209,11 +305,22 @@ def test_networks():
     z, phi = networks.perception.init_with_output(jax.random.key(0), obs)
     theta = networks.control.init(jax.random.key(1), z)["params"]
     assert z.shape == (2, 256) and z.min() == 0
-    shapes = {name: phi["params"][name]["kernel"].shape for name in phi["params"] if "Norm" not in name}
-    assert shapes == {"Conv_0": (8, 8, 4, 32), "Conv_1": (4, 4, 32, 64), "Conv_2": (3, 3, 64, 64),
-                      "Dense_0": (7 * 7 * 64, 256)}
-    assert theta["Dense_0"]["kernel"].shape == (256, 256) and theta["Dense_1"]["kernel"].shape == (256, 6)
-    np.testing.assert_allclose(networks.perception.apply(phi, obs.astype(np.float32)), z, rtol=1e-4, atol=1e-4)
+    shapes = {
+        name: phi["params"][name]["kernel"].shape for name in phi["params"] if "Norm" not in name
+    }
+    assert shapes == {
+        "Conv_0": (8, 8, 4, 32),
+        "Conv_1": (4, 4, 32, 64),
+        "Conv_2": (3, 3, 64, 64),
+        "Dense_0": (7 * 7 * 64, 256),
+    }
+    assert theta["Dense_0"]["kernel"].shape == (256, 256) and theta["Dense_1"]["kernel"].shape == (
+        256,
+        6,
+    )
+    np.testing.assert_allclose(
+        networks.perception.apply(phi, obs.astype(np.float32)), z, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_evaluation():
@@ -224,27 +331,38 @@ def test_evaluation():
     networks = pqn.Players(pqn.Perception(args), pqn.Control(args, 4))
     greedy = jax.jit(lambda obs: pqn.q_values(networks, *state.params, obs).argmax(axis=-1))
     pool = make_pool(4, 3, 1)[0]
-    for point in (2, 5):  # games that the first evaluation did not finish are not gone on with in the second
+    for point in (
+        2,
+        5,
+    ):  # games that the first evaluation did not finish are not gone on with in the second
         state = evaluate(state, start(jnp.full(4, jnp.nan)), np.int32(point))
         (obs, _), scores, first = pool.reset(), np.zeros(4), np.full(4, np.nan)
         while np.isnan(first).any():
             obs, _, _, truncated, info = pool.step(np.asarray(greedy(obs)))
             scores += info["reward"]
-            first = np.where(np.isnan(first) & (truncated | (info["terminated"] > 0)), scores, first)
+            first = np.where(
+                np.isnan(first) & (truncated | (info["terminated"] > 0)), scores, first
+            )
         assert state.curves["eval_returns"][point] == first.mean()
     assert np.isnan(np.delete(state.curves["eval_returns"], [2, 5])).all()
 
 
 def test_evaluation_counts_first_games():
     """Games of 2 and 7 steps that pay 1, 2, 3, ...: 1 + 2 and 1 + ... + 7, not the later ones of the fast one."""
+
     def pool_step(steps, action):
         cut, no = (steps + 1) % jnp.array([2, 7]) == 0, jnp.zeros(2, bool)
         info = dict(reward=jnp.full(2, steps + 1.0), terminated=jnp.zeros(2, int))
         return steps + 1, (jnp.zeros((2, 4, 84, 84), jnp.uint8), jnp.zeros(2), no, cut, info)
 
     _, _, parts, state = setup()
-    games = pqn.Games(jnp.int32(0), jnp.zeros((2, 4, 84, 84), jnp.uint8), jnp.zeros(2, bool), jnp.zeros(2),
-                      jnp.full(2, jnp.nan))
+    games = pqn.Games(
+        jnp.int32(0),
+        jnp.zeros((2, 4, 84, 84), jnp.uint8),
+        jnp.zeros(2, bool),
+        jnp.zeros(2),
+        jnp.full(2, jnp.nan),
+    )
     assert parts["evaluate"](pool_step, state, games, 0).curves["eval_returns"][0] == (3 + 28) / 2
 
 
@@ -254,13 +372,18 @@ def test_human_scores():
     assert len(pqn.HUMAN) == 57 and all(specs[name][0] == "envpool.atari" for name in pqn.HUMAN)
     assert all(low < high for low, high in pqn.HUMAN.values())
     assert pqn.HUMAN["Pong-v5"] == (-20.7, 14.6) and pqn.HUMAN["Zaxxon-v5"] == (32.5, 9173.3)
-    assert pqn.HUMAN["Alien-v5"] == (227.8, 7127.7) and pqn.HUMAN["Skiing-v5"] == (-17098.1, -4336.9)
+    assert pqn.HUMAN["Alien-v5"] == (227.8, 7127.7) and pqn.HUMAN["Skiing-v5"] == (
+        -17098.1,
+        -4336.9,
+    )
 
 
 # -------------------- From the outside
 
-TINY = ("--env Breakout-v5 --num-envs 4 --num-steps 8 --num-minibatches 2 --total-timesteps 960 --latent-dim 8 "
-        "--hidden-dim 8 --max-episode-steps 40 --num-seeds 2 --scorer --eval-every 320 --eval-envs 2").split()
+TINY = (
+    "--env Breakout-v5 --num-envs 4 --num-steps 8 --num-minibatches 2 --total-timesteps 960 --latent-dim 8 "
+    "--hidden-dim 8 --max-episode-steps 40 --num-seeds 2 --scorer --eval-every 320 --eval-envs 2"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -270,8 +393,14 @@ def start(tmp_path_factory):
 
     def start(*flags):
         environment = pqn.os.environ | dict(JAX_COMPILATION_CACHE_DIR=str(folder / "cache"))
-        return subprocess.Popen([sys.executable, str(ROOT / "scorer_pqn_atari.py"), *map(str, flags)], text=True,
-                                cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return subprocess.Popen(
+            [sys.executable, str(ROOT / "scorer_pqn_atari.py"), *map(str, flags)],
+            text=True,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     start.folder = folder
     return start
@@ -280,7 +409,9 @@ def start(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(start, tmp_path_factory):
     """Standard output, folder and results of a run that nobody disturbed."""
-    out, run = finish(start(*TINY, "--save-model", "--runs-dir", tmp_path_factory.mktemp("whole")), timeout=300)
+    out, run = finish(
+        start(*TINY, "--save-model", "--runs-dir", tmp_path_factory.mktemp("whole")), timeout=300
+    )
     return out, run, results(run)
 
 
@@ -289,26 +420,48 @@ def test_record(whole, start):
     out, run, record = whole
     meta = json.loads(str(record["meta"]))
     assert run.name.startswith("scorer_pqn_atari__Breakout-v5__scorer__s0__")
-    assert meta["script"] == "scorer_pqn_atari" and meta["complete"] and meta["args"]["follower_learning_rate"] == 5e-4
-    assert record["timesteps"].tolist() == [32 * k for k in range(1, 31)] and record["seeds"].tolist() == [0, 1]
+    assert (
+        meta["script"] == "scorer_pqn_atari"
+        and meta["complete"]
+        and meta["args"]["follower_learning_rate"] == 5e-4
+    )
+    assert record["timesteps"].tolist() == [32 * k for k in range(1, 31)] and record[
+        "seeds"
+    ].tolist() == [0, 1]
     curves = {"returns", "human_normalized", "episodes", "dummies", "eval_returns"}
     assert record.keys() == {"timesteps", "seeds", "meta"} | curves
     assert all(record[name].shape == (2, 30) for name in curves)
     known = ~np.isnan(record["eval_returns"])
     assert [np.flatnonzero(row).tolist() for row in known] == [[9, 19, 29]] * 2
-    np.testing.assert_allclose(record["human_normalized"], (record["returns"] - 1.7) / 28.8, rtol=1e-5)
+    np.testing.assert_allclose(
+        record["human_normalized"], (record["returns"] - 1.7) / 28.8, rtol=1e-5
+    )
     assert not np.isnan(record["returns"][:, -1]).any() and (record["episodes"][:, -1] > 8).all()
-    assert (np.diff(record["episodes"]) >= 0).all() and (record["dummies"] >= record["episodes"] - 4).all()
-    rates = re.search(r"([\d,]+) environment steps/s, (\d+)% of what envpool alone .*\(([\d,]+)/s\)", out)
+    assert (np.diff(record["episodes"]) >= 0).all() and (
+        record["dummies"] >= record["episodes"] - 4
+    ).all()
+    rates = re.search(
+        r"([\d,]+) environment steps/s, (\d+)% of what envpool alone .*\(([\d,]+)/s\)", out
+    )
     speed, percent, best = (int(number.replace(",", "")) for number in rates.groups())
     assert percent == pytest.approx(100 * speed / best, abs=1 + 50 / best)
-    assert meta["steps_per_second"] == pytest.approx(speed, abs=1) and meta["acting_steps_per_second"] > 0
-    assert "32 per rollout, frames: 1 MB; 2 seeds one by one on cpu" in out and out.count("%|") == 10
-    assert sorted(path.name for path in run.iterdir()) == ["args.json", "model.safetensors", "results.npz"]
+    assert (
+        meta["steps_per_second"] == pytest.approx(speed, abs=1)
+        and meta["acting_steps_per_second"] > 0
+    )
+    assert (
+        "32 per rollout, frames: 1 MB; 2 seeds one by one on cpu" in out and out.count("%|") == 10
+    )
+    assert sorted(path.name for path in run.iterdir()) == [
+        "args.json",
+        "model.safetensors",
+        "results.npz",
+    ]
     stored = [path.name for path in (start.folder / "cache").iterdir()]
     assert any("learn" in name for name in stored), stored
     assert not [name for name in stored if re.search("play|evaluate|unnamed|lambda", name)], stored
     import records
+
     method = records.load([run])[0]
     assert (method.label, method.algorithm, method.details) == ("SCORER PQN", "PQN", [])
 
@@ -318,13 +471,16 @@ def test_tools(whole, tmp_path, capsys):
     import learning_curves
     import tables
     import watch
+
     learning_curves.main([whole[1]], out=tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     tables.main([whole[1]])
     assert "Breakout-v5" in capsys.readouterr().out
     with pytest.raises(SystemExit) as end:
         watch.main(whole[1], out=tmp_path / "episode.gif")
-    assert end.value.code == 2 and re.fullmatch(r"error: [^\n]+Breakout-v5[^\n]+\n", capsys.readouterr().err)
+    assert end.value.code == 2 and re.fullmatch(
+        r"error: [^\n]+Breakout-v5[^\n]+\n", capsys.readouterr().err
+    )
 
 
 def test_resume(whole, start, tmp_path):
@@ -346,7 +502,9 @@ def test_resume(whole, start, tmp_path):
     assert done == points and [int(state.seed) for state in states] == [0, 1]
     same = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)  # another compiler's bits
     jax.tree.map(same, states[1], jax.device_get(jax.jit(init)(np.uint32(1))))
-    assert np.array_equal(states[0].curves["returns"][:points], stopped["returns"][0], equal_nan=True)
+    assert np.array_equal(
+        states[0].curves["returns"][:points], stopped["returns"][0], equal_nan=True
+    )
     out, run = finish(start("--resume", run, "--runs-dir", tmp_path / "resumed"), timeout=300)
     resumed = results(run)
     assert "learner continues exactly" in out and "games start anew" in re.sub(r"\s+", " ", out)
@@ -362,8 +520,16 @@ def test_resume(whole, start, tmp_path):
 @pytest.fixture
 def main_here(tmp_path, monkeypatch, capsys):
     """Runs main in this process: exit code, standard output and record. Signals and settings stay as before."""
+
     def run(*flags):
-        argv = ["scorer_pqn_atari.py", *TINY, "--no-compilation-cache", "--runs-dir", str(tmp_path), *flags]
+        argv = [
+            "scorer_pqn_atari.py",
+            *TINY,
+            "--no-compilation-cache",
+            "--runs-dir",
+            str(tmp_path),
+            *flags,
+        ]
         monkeypatch.setattr(sys, "argv", argv)
         with pytest.raises(SystemExit) as end:
             pqn.main()
@@ -390,11 +556,14 @@ def test_evaluations_are_made_where_a_curve_has_a_point(main_here):
     flags = "--num-envs 1 --num-steps 1 --num-minibatches 1 --num-seeds 1 --total-timesteps 2000 --eval-every 100"
     code, _, record = main_here(*flags.split(), *"--max-episode-steps 5 --eval-envs 1".split())
     assert code == 0 and len(record["timesteps"]) == 1000
-    assert record["timesteps"][~np.isnan(record["eval_returns"][0])].tolist() == list(range(100, 2001, 100))
+    assert record["timesteps"][~np.isnan(record["eval_returns"][0])].tolist() == list(
+        range(100, 2001, 100)
+    )
 
 
 def test_stopped_in_the_second_seed(main_here, monkeypatch):
     """What is printed is the mean of the seeds that are whole, here the first."""
+
     class Bar(pqn.tqdm):
         def update(self, n):
             super().update(n)
@@ -404,22 +573,42 @@ def test_stopped_in_the_second_seed(main_here, monkeypatch):
     monkeypatch.setattr(pqn, "tqdm", Bar)
     code, out, record = main_here()
     returns, ends = record["returns"], record["timesteps"]
-    assert code == 130 and np.isnan(returns[1, -1]) and not np.isnan(returns[0, -1]) and returns.shape == (2, 30)
+    assert (
+        code == 130
+        and np.isnan(returns[1, -1])
+        and not np.isnan(returns[0, -1])
+        and returns.shape == (2, 30)
+    )
     printed = re.search(r"over the last 10 %, stopped: (\S+);", out)[1]
     assert float(printed) == pytest.approx(returns[0, ends > 0.9 * ends[-1]].mean(), abs=0.005)
 
 
-@pytest.mark.parametrize("flags, words", [
-    ("--env Pongg-v5", ["--env Pongg-v5", "Pong-v5"]), ("--env Breakout", ["Breakout-v5"]),
-    ("--env Ant-v5", ["no Atari game"]), ("--num-minibatches 3", ["--num-minibatches", "divide"]),
-    ("--td-lambda 1.5", ["--td-lambda"]), ("--sticky-actions 2", ["--sticky-actions"]),
-    ("--frame-skip 0", ["--frame-skip"]), ("--noop-max 0", ["--noop-max"]), ("--eval-every 0", ["--eval-every"]),
-    ("--eval-envs 0", ["--eval-envs"]), ("--eval-envs 1e10", ["--eval-envs"]),
-    ("--max-episode-steps 0", ["--max-episode-steps"]),
-    ("--num-envs 0", ["--num-envs"]), ("--num-steps 0", ["--num-steps"]), ("--num-epochs -1", ["--num-epochs"]),
-    ("--follower-loss msbe", ["--follower-loss", "--scorer"]), ("--scorer --follower-learning-rate 0", ["0.0"]),
-    ("--learning-rate nan", ["--learning-rate"]), ("--num-seeds 0", ["--num-seeds"]),
-    ("--total-timesteps 1e12", ["--total-timesteps"]), ("--resume absent", ["--resume absent"])])
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ("--env Pongg-v5", ["--env Pongg-v5", "Pong-v5"]),
+        ("--env Breakout", ["Breakout-v5"]),
+        ("--env Ant-v5", ["no Atari game"]),
+        ("--num-minibatches 3", ["--num-minibatches", "divide"]),
+        ("--td-lambda 1.5", ["--td-lambda"]),
+        ("--sticky-actions 2", ["--sticky-actions"]),
+        ("--frame-skip 0", ["--frame-skip"]),
+        ("--noop-max 0", ["--noop-max"]),
+        ("--eval-every 0", ["--eval-every"]),
+        ("--eval-envs 0", ["--eval-envs"]),
+        ("--eval-envs 1e10", ["--eval-envs"]),
+        ("--max-episode-steps 0", ["--max-episode-steps"]),
+        ("--num-envs 0", ["--num-envs"]),
+        ("--num-steps 0", ["--num-steps"]),
+        ("--num-epochs -1", ["--num-epochs"]),
+        ("--follower-loss msbe", ["--follower-loss", "--scorer"]),
+        ("--scorer --follower-learning-rate 0", ["0.0"]),
+        ("--learning-rate nan", ["--learning-rate"]),
+        ("--num-seeds 0", ["--num-seeds"]),
+        ("--total-timesteps 1e12", ["--total-timesteps"]),
+        ("--resume absent", ["--resume absent"]),
+    ],
+)
 def test_bad_input(flags, words, tmp_path, monkeypatch, capsys):
     """One sentence on standard error that names the flag, exit code 2, and nothing written."""
     err = refusal(pqn.main, [*flags.split(), "--runs-dir", tmp_path / "new"], monkeypatch, capsys)
