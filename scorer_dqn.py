@@ -128,7 +128,7 @@ class Game:
     follower_learning_rate: tuple[float, ...] | None = None  # initial rate; several: a sweep
     learning_rate: float = 1e-4  # initial rate of the leader, or of the baseline
     leader_decay_power: float | None = None  # the leader's rate falls as (1 - progress)^power
-    ablation: Literal["inverted-roles", "synchronous", "per-layer-lr"] | None = None  # see there
+    ablation: Literal["inverted-roles", "synchronous", "per-layer-lr"] | None = None  # a variation
 
 
 @dataclass

@@ -216,7 +216,14 @@ def resolve(args: Args):
         return (
             pool,
             step,
-            lambda last: Games(jnp.array(handle), jnp.array(pool.reset()[0]), new > 0, new, last),
+            lambda last: Games(
+                handle=jnp.array(handle),
+                obs=jnp.array(pool.reset()[0]),
+                ended=new > 0,
+                lives=jnp.zeros(size, jnp.int32),
+                score=new,
+                scores=last,
+            ),
         )
 
     return args, make_pool, envpool.make_spec(args.env).action_space.n
@@ -371,8 +378,31 @@ class Games(NamedTuple):
     ended: (
         jax.Array
     )  # [num_envs], whether the last step ended the episode: then the next one is a dummy
+    lives: jax.Array  # [num_envs], left after the last step; MOST_LIVES where a game ended there
     score: jax.Array  # [num_envs], of the game so far: unclipped, over all lives
     scores: jax.Array  # [num_envs], of the last completed game, NaN before
+
+
+MOST_LIVES = 127  # more than any game gives
+
+
+def tell_ends(games, terminated, truncated, lost, lives, episodic_life):
+    """Returns where a game is over after a step, and where no value follows, [num_envs] each.
+
+    `terminated` and `truncated` are envpool's, the first also for a lost life if lives are episodes;
+    `lost` says that the game is over by its last life, `lives` how many are left.
+
+    Two things envpool does not say. After a lost life it plays idle frames, in which a game can lose
+    its last lives; then it restarts in the dummy step that follows, where there are more lives than
+    before. And at the time limit it says `truncated` alone, also where a life is lost.
+    """
+    restarted = games.ended & (lives > games.lives)
+    life_lost = ~games.ended & (lives < games.lives)
+    over = lost | truncated | restarted
+    no_value = terminated | lost
+    if episodic_life:
+        no_value = no_value | (truncated & life_lost)
+    return over, no_value
 
 
 def make_train(args: Args, num_actions: int):
@@ -442,13 +472,18 @@ def make_train(args: Args, num_actions: int):
         q = q_values(networks, *params, games.obs)  # [num_envs, actions]
         action = jnp.where(chance < epsilon(step), random_action, q.argmax(axis=-1))
         handle, (obs, reward, terminated, truncated, info) = pool_step(games.handle, action)
-        lost = (
-            info["terminated"] > 0
-        )  # the game; `terminated` is also set for a life, and never at the time limit
-        over, done, score = lost | truncated, terminated | truncated, games.score + info["reward"]
-        ends = terminated | lost if args.bootstrap_at_timeout else done
+        done, score = terminated | truncated, games.score + info["reward"]
+        over, ends = tell_ends(
+            games, terminated, truncated, info["terminated"] > 0, info["lives"], args.episodic_life
+        )
+        ends = ends if args.bootstrap_at_timeout else done
         later = Games(
-            handle, obs, done, jnp.where(over, 0.0, score), jnp.where(over, score, games.scores)
+            handle=handle,
+            obs=obs,
+            ended=done,
+            lives=jnp.where(over & done, MOST_LIVES, info["lives"]),
+            score=jnp.where(over, 0.0, score),
+            scores=jnp.where(over, score, games.scores),
         )
         return later, (
             Transition(games.obs, action, reward, ends, done, ~games.ended),

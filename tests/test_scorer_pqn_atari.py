@@ -117,7 +117,8 @@ def test_bookkeeping_on_recorded_steps(record):
     np.testing.assert_array_equal(rollout.done, ended)
     np.testing.assert_array_equal(rollout.done[:-1], ~rollout.mask[1:])
     np.testing.assert_array_equal(restarts, (timeout | (raw["lives"] == 0))[:-1])
-    expected = ended if not args.bootstrap_at_timeout else ended & ~(timeout & (raw["lives"] > 0))
+    life_ends = fewer if args.episodic_life else fewer & (raw["lives"] == 0)
+    expected = life_ends if args.bootstrap_at_timeout else ended
     np.testing.assert_array_equal(rollout.terminated, expected)
     np.testing.assert_array_equal(rollout.obs[1:], raw["obs"][:-1])
     np.testing.assert_array_equal(
@@ -141,6 +142,31 @@ def test_game_over_at_the_time_limit():
     _, rollout, _, raw, *_ = recorded(max_episode_steps=int(raw["elapsed"][t, e]))
     assert raw["truncated"][t, e] and raw["over"][t, e] and not raw["terminated"][t, e]
     assert rollout.terminated[t, e] and rollout.done[t, e] and not rollout.mask[t + 1, e]
+
+
+def games_before(ended, lives):
+    """Games of which only what tell_ends looks at is known."""
+    return pqn.Games(None, None, np.array(ended), np.array(lives), None, None)
+
+
+def test_a_game_that_ends_in_idle_frames_is_over():
+    """At the dummy step after a lost life more lives than before are a new game; as many are not."""
+    no = np.zeros(4, bool)
+    # a life lost and three left; the same, and one more lost in idle frames; the game over; no dummy
+    games = games_before([True, True, True, False], [2, 2, pqn.MOST_LIVES, 2])
+    over, no_value = pqn.tell_ends(games, no, no, no, np.array([3, 1, 3, 3]), True)
+    np.testing.assert_array_equal(over, [True, False, False, False])
+    assert not no_value.any()
+
+
+@pytest.mark.parametrize("episodic_life", [True, False])
+def test_a_life_lost_at_the_time_limit(episodic_life):
+    """It ends the episode's value where lives are episodes; a time-out with all lives does not."""
+    no, yes = np.zeros(2, bool), np.ones(2, bool)
+    games = games_before([False, False], [3, 3])
+    over, no_value = pqn.tell_ends(games, no, yes, no, np.array([2, 3]), episodic_life)
+    assert over.all()
+    np.testing.assert_array_equal(no_value, [episodic_life, False])
 
 
 def test_scores_are_those_of_envpool(record):
@@ -352,16 +378,18 @@ def test_evaluation_counts_first_games():
 
     def pool_step(steps, action):
         cut, no = (steps + 1) % jnp.array([2, 7]) == 0, jnp.zeros(2, bool)
-        info = dict(reward=jnp.full(2, steps + 1.0), terminated=jnp.zeros(2, int))
+        lives = jnp.zeros(2, jnp.int32)
+        info = dict(reward=jnp.full(2, steps + 1.0), terminated=lives, lives=lives)
         return steps + 1, (jnp.zeros((2, 4, 84, 84), jnp.uint8), jnp.zeros(2), no, cut, info)
 
     _, _, parts, state = setup()
     games = pqn.Games(
-        jnp.int32(0),
-        jnp.zeros((2, 4, 84, 84), jnp.uint8),
-        jnp.zeros(2, bool),
-        jnp.zeros(2),
-        jnp.full(2, jnp.nan),
+        handle=jnp.int32(0),
+        obs=jnp.zeros((2, 4, 84, 84), jnp.uint8),
+        ended=jnp.zeros(2, bool),
+        lives=jnp.zeros(2, jnp.int32),
+        score=jnp.zeros(2),
+        scores=jnp.full(2, jnp.nan),
     )
     assert parts["evaluate"](pool_step, state, games, 0).curves["eval_returns"][0] == (3 + 28) / 2
 
