@@ -189,16 +189,19 @@ def family(env: str) -> str:
 
 
 class EnvStep(NamedTuple):
-    """What a step of all environments gives, arrays [num_envs, ...]."""
+    """What a step of all environments gives, arrays [num_envs, ...].
+
+    obs is what the next action is chosen at, next_obs what this action led to: they differ at an
+    episode's end, where obs is a new episode's first and next_obs the old one's last. terminated: no
+    reward can follow; truncated: the time limit has cut the episode, and rewards would have followed.
+    """
 
     env_state: Any
-    obs: (
-        jax.Array
-    )  # what the next action is chosen at: after an episode's end, a new episode's first
-    next_obs: jax.Array  # what this action led to: after an episode's end, that episode's last
+    obs: jax.Array
+    next_obs: jax.Array
     reward: jax.Array
-    terminated: jax.Array  # the episode ended, and no reward can follow
-    truncated: jax.Array  # the episode was cut by its time limit, and rewards would have followed
+    terminated: jax.Array
+    truncated: jax.Array
 
 
 class Environment(NamedTuple):
@@ -341,8 +344,12 @@ class Control(nn.Module):
 # ==================================================================================================
 # The game
 #
-# E[delta^2] = Var[delta] + E[delta]^2: perception takes on the variance, the part that no constant
-# could correct; control, which sees the same kind of errors, takes the whole.
+# E[delta^2] = Var[delta] + E[delta]^2: perception takes on the variance, the part that adding a
+# constant to the values could not correct; control takes the whole.
+#
+# Control leads in the sense of Stackelberg: perception answers whatever control has committed to, and
+# answers quickly, so that slow control always meets an answer that is nearly the best. One step of the
+# follower stands for that answer; the leader's gradient takes it as given.
 #
 # To use it elsewhere, copy from here to the next heading, with `import jax`, `jax.numpy as jnp`,
 # `optax`, and `Any`, `NamedTuple` of typing. What you bring, here with flax:
@@ -548,6 +555,9 @@ def synchronous_update(networks, optimizers, params, opt_state, perception_batch
 #   11, 14    compute targets Y          learn, which calls compute_td_target
 #   12, 15    the players' two steps     learn, which calls scorer_update
 #   17, 18    update target networks     train_stretch
+#
+# The loops: a stretch is an inner loop of updates, as long as the target networks stand still, or a
+# fraction of that; a chunk is what the host starts at once, on MinAtar one stretch of 125 updates.
 # ==================================================================================================
 
 
@@ -655,7 +665,7 @@ def keep_apart(params: Players) -> Players:
 
 
 def share_of(mask):
-    """Returns the share of true ones in mask [n]; exactly 1 for all (41 / 41 is not, in float32)."""
+    """Returns the share of true ones in mask [n], exactly 1 for all: 41 times 1/41 is not."""
     return jnp.where(mask.all(), 1.0, mask.mean())
 
 
@@ -705,7 +715,7 @@ def random_key(seed, purpose, index=0):
 
 
 def make_train(args: Args, env: Environment) -> "Training":
-    """Makes the functions that train one seed, in the order in which data flows."""
+    """Makes the functions that train one seed; the run compiles them for all seeds, as by vmap."""
     counts = count_steps(
         args.total_timesteps, args.learning_starts, args.target_update_interval, args.num_envs
     )
@@ -812,21 +822,22 @@ def make_train(args: Args, env: Environment) -> "Training":
 
     def learn(state):
         """Makes one update from what was drawn (lines 11, 12, 14 and 15)."""
-        # Optimisers are functions, made here anew, as each seed's lane may have a rate of its own.
+        # Optimisers are functions, written down here because each seed may have a rate of its own.
         optimizers = make_optimizers(args, counts.num_updates, state.follower_rate)
         stacked = with_td_target(state.params, state.target, state.drawn)  # [batches, batch, ...]
         batches = unstack(stacked)  # the follower's and the leader's
         if not args.scorer:
-            batches = [stacked]  # the baseline's one, [1, batch, ...]: its loss is a mean over both
+            # The baseline's one keeps its axis of 1: without it XLA rounds its gradient differently.
+            batches = [stacked]
         return update(networks, optimizers, state.params, state.opt_state, *batches)
 
     def train_step(state, now):
-        """Learns, and acts beside it: both start from the same state, so neither waits.
+        """Learns from what the step before has drawn, and acts: both from the same state.
 
-        A step is stored, drawn from and learned from in the paper's order. But while that update is
-        made, the next step is acted already, with parameters that are one update old. That takes 164 us
-        per step in place of 221 (30 seeds on an H200), and makes no difference to the returns: 66.1
-        [64.3, 67.6] and 67.2 [65.7, 68.4] on Breakout, 60 seeds.
+        So neither waits for the other: 164 us per step in place of 221 (30 seeds on an H200). A step is
+        stored, drawn from and learned from in the paper's order; only, the next step is acted with the
+        parameters from before that update. It makes no difference to the returns: 66.1 [64.3, 67.6] and
+        67.2 [65.7, 68.4] on Breakout, 60 seeds.
         """
         params, opt_state = learn(state)
         state = act_and_store(state, now)
@@ -835,7 +846,7 @@ def make_train(args: Args, env: Environment) -> "Training":
     def train_stretch(state, inputs):
         """Trains for one stretch, then updates the target networks if it is time (lines 17 and 18)."""
         state, _ = jax.lax.scan(train_step, state, inputs)
-        updates = inputs.step[-1] + 1 - counts.warmup_steps  # the period is counted from the first
+        updates = inputs.step[-1] + 1 - counts.warmup_steps  # since learning began, not t_env
         is_due = updates % counts.target_period == 0
         tau = jnp.where(is_due, args.tau, 0.0)  # 0 leaves them as they are
         target = optax.incremental_update(state.params, state.target, tau)

@@ -534,7 +534,7 @@ class Transition(NamedTuple):
 
 
 def share_of(mask):
-    """Returns the share of true ones in mask [n]; exactly 1 for all (41 / 41 is not, in float32)."""
+    """Returns the share of true ones in mask [n], exactly 1 for all: 41 times 1/41 is not."""
     return jnp.where(mask.all(), 1.0, mask.mean())
 
 
