@@ -195,16 +195,19 @@ def family(env: str) -> str:
 
 
 class EnvStep(NamedTuple):
-    """What a step of all environments gives, arrays [num_envs, ...]."""
+    """What a step of all environments gives, arrays [num_envs, ...].
+
+    obs is what the next action is chosen at, next_obs what this action led to: they differ at an
+    episode's end, where obs is a new episode's first and next_obs the old one's last. terminated: no
+    reward can follow; truncated: the time limit has cut the episode, and rewards would have followed.
+    """
 
     env_state: Any
-    obs: (
-        jax.Array
-    )  # what the next action is chosen at: after an episode's end, a new episode's first
-    next_obs: jax.Array  # what this action led to: after an episode's end, that episode's last
+    obs: jax.Array
+    next_obs: jax.Array
     reward: jax.Array
-    terminated: jax.Array  # the episode ended, and no reward can follow
-    truncated: jax.Array  # the episode was cut by its time limit, and rewards would have followed
+    terminated: jax.Array
+    truncated: jax.Array
 
 
 class Environment(NamedTuple):
