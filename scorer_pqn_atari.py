@@ -383,6 +383,11 @@ class Games(NamedTuple):
     scores: jax.Array  # [num_envs], of the last completed game, NaN before
 
 
+def make_networks(args: Args, num_actions: int) -> Players:
+    """Returns the two networks that the flags describe."""
+    return Players(Perception(args), Control(args, num_actions))
+
+
 MOST_LIVES = 127  # more than any game gives
 
 
@@ -409,7 +414,7 @@ def make_train(args: Args, num_actions: int):
     """One seed's training: init(seed) -> State; play(pool_step, state, games, index) acts for rollout `index`; learn(
     players, flat, minibatches, number) is one update on it; evaluate(pool_step, state, games, index) -> State with the
     score of greedy games; the environment steps at each rollout's end, and rollouts per point of a curve."""
-    networks = Players(Perception(args), Control(args, num_actions))
+    networks = make_networks(args, num_actions)
     objective = masked_msbe if args.follower_loss == "msbe" else masked_variance
     shape, size = (args.num_steps, args.num_envs), args.num_steps * args.num_envs  # of a rollout
     blocks_per_point = max(1, args.total_timesteps // size // 1000)  # about 1,000 points on a curve
