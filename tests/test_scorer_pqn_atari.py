@@ -228,6 +228,17 @@ def batch_of(seed=0, share=0.7, size=32):
     return networks, setup()[-1].params, batch, jnp.array(rng.normal(size=size), jnp.float32)
 
 
+def of_errors(loss):
+    """Returns scorer_pqn.py's loss of Bellman errors with the arguments of this script's losses."""
+
+    def plain(phi, theta, networks, batch, target):
+        params = scorer_pqn.Players(phi, theta)
+        real = scorer_pqn.Batch(batch.obs, batch.action, target)
+        return loss(scorer_pqn.bellman_error(networks, params, real))
+
+    return plain
+
+
 def test_losses_are_those_of_the_real_steps():
     """The masked losses and their gradients are scorer_pqn.py's on the real steps alone, whatever the dummies hold."""
     networks, params, batch, target = batch_of()
@@ -239,8 +250,8 @@ def test_losses_are_those_of_the_real_steps():
     )
     none = batch._replace(mask=jnp.zeros(32, bool)), target
     for masked, plain in (
-        (pqn.masked_variance, scorer_pqn.follower_loss),
-        (pqn.leader_loss, scorer_pqn.leader_loss),
+        (pqn.masked_variance, of_errors(scorer_pqn.follower_loss)),
+        (pqn.leader_loss, of_errors(scorer_pqn.leader_loss)),
     ):
         plain, masked = (
             jax.jit(
