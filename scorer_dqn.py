@@ -73,7 +73,8 @@ from tqdm import tqdm
 # Arguments
 # ==================================================================================================
 
-# What a flag is where it is not given, by family of environments (appendix "Hyperparameters").
+# What a flag is where it is not given, by family of environments (appendix "Hyperparameters"). Every
+# family has all of these keys, and only flags whose default is None can stand here.
 PRESETS = {
     "MinAtar": dict(
         total_timesteps=100_000_000,
@@ -205,7 +206,11 @@ class EnvStep(NamedTuple):
 
 
 class Environment(NamedTuple):
-    """Many copies of an environment, which are stepped together and reset themselves."""
+    """Many copies of an environment, which are stepped together and reset themselves.
+
+    env_state holds plain arrays, whose types no step may change; last_returns keeps its values until
+    the next episode's end.
+    """
 
     num_actions: int
     reset: Callable  # keys [num_envs] -> obs [num_envs, features], env_state
@@ -214,7 +219,7 @@ class Environment(NamedTuple):
 
 
 def make_env(args: Args) -> Environment:
-    """Makes a gymnax environment. A new family of environments starts here, and in PRESETS."""
+    """Makes a gymnax environment. A new family: here, in PRESETS and in `family`."""
     gymnax = import_gymnax()
     name = args.env
     try:
@@ -404,7 +409,7 @@ def compute_td_target(networks, params, target, transition, gamma, double=False)
 
     `transition` has reward, next_obs and terminated: next_obs is the observation that the action led
     to, also at an episode's end; terminated says that no reward can follow, so it is false where a
-    time limit has cut the episode. a* is the best action by the target networks; for Double DQN, by
+    time limit has cut the episode. gamma is a number, or one for each transition. a* is the best action by the target networks; for Double DQN, by
     the online control network on target features.
 
     Neither player's step changes Y, so both batches' may be computed before the follower moves: the

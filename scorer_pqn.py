@@ -211,7 +211,11 @@ class EnvStep(NamedTuple):
 
 
 class Environment(NamedTuple):
-    """Many copies of an environment, which are stepped together and reset themselves."""
+    """Many copies of an environment, which are stepped together and reset themselves.
+
+    env_state holds plain arrays, whose types no step may change; last_returns keeps its values until
+    the next episode's end.
+    """
 
     num_actions: int
     reset: Callable  # keys [num_envs] -> obs [num_envs, features], env_state
@@ -220,7 +224,7 @@ class Environment(NamedTuple):
 
 
 def make_env(args: Args) -> Environment:
-    """Makes a gymnax environment. A new family of environments starts here, and in PRESETS."""
+    """Makes a gymnax environment. A new family: here, in PRESETS and in `family`."""
     gymnax = import_gymnax()
     name = args.env
     try:

@@ -196,7 +196,7 @@ class Environment(NamedTuple):
 
 
 def make_env(args: Args) -> Environment:
-    """Makes a navix environment. A new family of environments starts here, and in PRESETS."""
+    """Makes a navix environment. A new family: here, in PRESETS and in `family`."""
     with jax.enable_x64(False):  # as in vectorize
         import navix  # starts JAX's devices, so not before they are set up
 
