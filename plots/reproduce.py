@@ -194,8 +194,6 @@ def load_script(name: str):
 def parse(name: str, words: list[str]):
     """Returns a script's arguments for these words of a command line, presets filled in."""
     script = load_script(name)
-    if name == "scorer_pqn_atari.py":  # which reads whole numbers and fills in presets by itself
-        return script.resolve(tyro.cli(script.Args, args=words))[0]
     return script.complete(tyro.cli(script.Args, args=words, registry=script.whole_numbers()))
 
 

@@ -27,16 +27,6 @@ WITHOUT = {
 }
 
 each_script = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-# scorer_pqn_atari.py is not in this form yet; when it is, these tests say so by failing.
-NOT_YET = pytest.mark.xfail(strict=True, reason="scorer_pqn_atari.py is still in its older form")
-
-
-def in_the_form(paths: list[Path]) -> list:
-    """Returns test parameters, of which the script that is not in the form is expected to fail."""
-    return [
-        pytest.param(path, marks=NOT_YET) if path.name == "scorer_pqn_atari.py" else path
-        for path in paths
-    ]
 
 
 def parse(path: Path) -> ast.Module:
@@ -109,7 +99,7 @@ def test_the_run_knows_no_algorithm():
     assert used & defined == needed
 
 
-@pytest.mark.parametrize("path", in_the_form(SCRIPTS), ids=lambda path: path.name)
+@each_script
 def test_roles_have_their_names(path):
     """One role has one name in every script, whatever its text."""
     body = parse(path).body
@@ -140,7 +130,7 @@ def test_counting_own_lines():
     assert (count_own_lines(outer), count_own_lines(inner)) == (3, 1)
 
 
-@pytest.mark.parametrize("path", in_the_form([*SCRIPTS, *TOOLS]), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*SCRIPTS, *TOOLS], ids=lambda path: path.name)
 def test_functions_are_short(path):
     """No function has more lines of its own than a reader takes in at once."""
     tree = parse(path)
@@ -152,7 +142,7 @@ def test_functions_are_short(path):
     assert not too_long
 
 
-@pytest.mark.parametrize("path", in_the_form(SCRIPTS), ids=lambda path: path.name)
+@each_script
 def test_docstrings(path):
     """The script, each of its classes and each outermost function has a docstring."""
     tree = parse(path)
