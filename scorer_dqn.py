@@ -732,12 +732,15 @@ def make_train(args: Args, env: Environment) -> "Training":
         args.epsilon_start, args.epsilon_end, args.epsilon_steps / args.num_envs
     )
 
+    def count_stored(steps):
+        """Returns how many transitions the replay holds after so many steps."""
+        return jnp.minimum(steps, rows) * args.num_envs
+
     def draw(key, steps):
         """Draws all random numbers of `steps` [n] at once: many small random kernels are slow."""
         keys = jax.random.split(key, 4)
         shape = (len(steps), args.num_envs)
-        # A step is stored before anything is drawn, so it counts.
-        stored = jnp.minimum(steps + 1, rows) * args.num_envs
+        stored = count_stored(steps + 1)  # a step is stored before anything is drawn: it counts
         indices = jax.random.randint(
             keys[3],
             (len(steps), num_batches, args.batch_size),
@@ -876,7 +879,7 @@ def make_train(args: Args, env: Environment) -> "Training":
     def diagnose(state, chunk):
         """Returns losses, Bellman errors, srank and norms, from 2,048 transitions of the replay."""
         steps = counts.warmup_steps + (chunk + 1) * counts.chunk_updates
-        stored = jnp.minimum(steps, rows) * args.num_envs
+        stored = count_stored(steps)
         key = random_key(state.seed, DIAGNOSING, chunk)
         drawn = sample(state.replay, jax.random.randint(key, (2048,), 0, stored, dtype=jnp.int32))
         batch = with_td_target(state.params, state.target, drawn)
@@ -1202,6 +1205,8 @@ def args_to_resume(args: Args) -> Args:
 
 def with_presets(args: Args, presets: dict) -> Args:
     """Returns args with these values where nothing was given."""
+    for name in presets:
+        assert getattr(Args, name) is None, f"{name} is in PRESETS, so its default must be None"
     unset = {name: value for name, value in presets.items() if getattr(args, name) is None}
     return replace(args, **unset)
 
@@ -1601,7 +1606,9 @@ class Records:
     """
 
     def __init__(self, args: Args, training: Training, names: list[str], lanes: Lanes):
-        self.args, self.training = args, training
+        self.args = args
+        self.training = training
+        self.commit = read_commit()  # of what runs, whatever is committed meanwhile
         self.folders = [args.runs_dir / name for name in names]
         self.args_of = [
             json.loads(json.dumps(vars(args) | dict(follower_learning_rate=rate), default=str))
@@ -1763,7 +1770,7 @@ class Records:
         return dict(
             schema=1,
             script=Path(__file__).stem,
-            commit=read_commit(),
+            commit=self.commit,
             args=self.args_of[number],
             device=self.devices[0].device_kind,
             num_devices=len(self.devices),

@@ -984,6 +984,8 @@ def args_to_resume(args: Args) -> Args:
 
 def with_presets(args: Args, presets: dict) -> Args:
     """Returns args with these values where nothing was given."""
+    for name in presets:
+        assert getattr(Args, name) is None, f"{name} is in PRESETS, so its default must be None"
     unset = {name: value for name, value in presets.items() if getattr(args, name) is None}
     return replace(args, **unset)
 
@@ -1302,7 +1304,9 @@ class Records:
     """The folder of a run, and what is written into it."""
 
     def __init__(self, args: Args, training: Training, name: str):
-        self.args, self.training = args, training
+        self.args = args
+        self.training = training
+        self.commit = read_commit()  # of what runs, whatever is committed meanwhile
         self.folder = args.runs_dir / name
         self.args_as_json = json.loads(json.dumps(vars(args), default=str))
         self.seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.uint32)
@@ -1446,7 +1450,7 @@ class Records:
         return dict(
             schema=1,
             script=Path(__file__).stem,
-            commit=read_commit(),
+            commit=self.commit,
             args=self.args_as_json,
             device=self.device,
             num_devices=1,

@@ -1216,6 +1216,8 @@ def args_to_resume(args: Args) -> Args:
 
 def with_presets(args: Args, presets: dict) -> Args:
     """Returns args with these values where nothing was given."""
+    for name in presets:
+        assert getattr(Args, name) is None, f"{name} is in PRESETS, so its default must be None"
     unset = {name: value for name, value in presets.items() if getattr(args, name) is None}
     return replace(args, **unset)
 
@@ -1615,7 +1617,9 @@ class Records:
     """
 
     def __init__(self, args: Args, training: Training, names: list[str], lanes: Lanes):
-        self.args, self.training = args, training
+        self.args = args
+        self.training = training
+        self.commit = read_commit()  # of what runs, whatever is committed meanwhile
         self.folders = [args.runs_dir / name for name in names]
         self.args_of = [
             json.loads(json.dumps(vars(args) | dict(follower_learning_rate=rate), default=str))
@@ -1777,7 +1781,7 @@ class Records:
         return dict(
             schema=1,
             script=Path(__file__).stem,
-            commit=read_commit(),
+            commit=self.commit,
             args=self.args_of[number],
             device=self.devices[0].device_kind,
             num_devices=len(self.devices),

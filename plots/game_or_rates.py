@@ -13,10 +13,10 @@ from reproduce import GAMES
 from results import Records
 
 METHODS = {
-    "SCORER, 5e-4 and 1e-4": ("--scorer", "SCORER"),
-    "Baseline, 5e-4 and 1e-4": ("--ablation per-layer-lr", "Baseline (per layer lr)"),
-    "Baseline, 5e-4": ("--learning-rate 5e-4", "Baseline (learning rate 0.0005)"),
     "Baseline, 1e-4": ("", "Baseline"),
+    "Baseline, 5e-4": ("--learning-rate 5e-4", "Baseline (learning rate 0.0005)"),
+    "Baseline, 5e-4 and 1e-4": ("--ablation per-layer-lr", "Baseline (per layer lr)"),
+    "SCORER, 5e-4 and 1e-4": ("--scorer", "SCORER"),
 }
 
 
@@ -63,9 +63,9 @@ def main(out: Path = Path("game_or_rates.png")):
     axes[4].set_ylabel("srank of 128")
     for label, (_, name) in METHODS.items():
         axes[0].bar(np.nan, np.nan, color=style.LOOKS[name][0], label=label)
-    style.save(
-        figure, out, "DQN, 30 seeds (SCORER on Breakout 60), rates of perception and control"
-    )
+    numbers = [len(sample.scores) for sample in records.samples.values() if sample is not None]
+    seeds = style.seeds_text(numbers)
+    style.save(figure, out, f"DQN, {seeds}, rates of perception and control")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ Records count wherever they lie in docs/results or in --runs-dir, by their argum
 cut is resumed from its checkpoint. Rates that are missing on one environment run as one sweep.
 """
 
+import functools
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -22,21 +24,15 @@ import command
 import numpy as np
 import tyro
 from command import fail
+from records import NOT_METHOD
 from tyro.conf import Positional
 
 ROOT = Path(__file__).parents[1]
-# Arguments that two runs of one method may differ in.
-NOT_METHOD = {"env", "seed", "num_seeds", "diagnostics", "eval_every", "eval_envs"}
-OUTPUT = {
-    "runs_dir",
-    "save_model",
-    "checkpoint_every_minutes",
-    "resume",
-    "compilation_cache",
-    "distributed",
-    "track",
-    "wandb_mode",
-}
+sys.path.insert(0, str(ROOT))  # where the scripts are
+# Groups of records that answer another question: no second sample of the same experiment.
+APART = {"plain_loop", "minigrid_16_stopped", "atari_short"}
+# Arguments that two records of one experiment may differ in: a shorter run is none of them.
+MAY_DIFFER = NOT_METHOD - {"env", "total_timesteps"}
 
 
 class Experiment(NamedTuple):
@@ -174,6 +170,8 @@ def read_index(folders: list[Path]) -> list[Record]:
     found = []
     for folder in folders:
         for path in sorted(folder.rglob("results.npz")):
+            if APART.intersection(path.parts):
+                continue
             try:
                 with np.load(path) as file:
                     meta = json.loads(str(file["meta"]))
@@ -187,7 +185,6 @@ def read_index(folders: list[Path]) -> list[Record]:
 
 def load_script(name: str):
     """Returns a training script as a module."""
-    sys.path.insert(0, str(ROOT))
     return importlib.import_module(name.removesuffix(".py"))
 
 
@@ -197,13 +194,23 @@ def parse(name: str, words: list[str]):
     return script.complete(tyro.cli(script.Args, args=words, registry=script.whole_numbers()))
 
 
+def comparable(args) -> dict:
+    """Returns those arguments in which all records of an experiment are alike."""
+    return {name: value for name, value in vars(args).items() if name not in MAY_DIFFER}
+
+
+@functools.cache
+def default_args(script: str) -> dict:
+    """Returns a script's arguments as they are without a command line and a preset."""
+    return vars(load_script(script).Args())
+
+
 def expected_args(experiment: Experiment) -> dict:
     """Returns the arguments, presets filled in, that a record of the experiment has."""
     words = experiment.flags.split()
     if experiment.env:
         words += ["--env", experiment.env]
-    args = vars(parse(experiment.script, words))
-    return {name: value for name, value in args.items() if name not in OUTPUT}
+    return comparable(parse(experiment.script, words))
 
 
 def is_alike(value, other) -> bool:
@@ -224,14 +231,8 @@ def matches(record: Record, experiment: Experiment, expected: dict) -> bool:
         return False
     if experiment.needs not in record.curves:
         return False
-    args = record.meta["args"]
-    if args.get("env") != expected["env"]:
-        return False
-    defaults = vars(load_script(experiment.script).Args())
-    for name in expected.keys() - NOT_METHOD:
-        if not is_alike(args.get(name, defaults[name]), expected[name]):
-            return False
-    return True
+    args = default_args(experiment.script) | record.meta["args"]
+    return all(is_alike(args[name], value) for name, value in expected.items())
 
 
 def find(experiment: Experiment, index: list[Record]) -> list[Record]:
@@ -301,7 +302,7 @@ def estimate(script: str, words: list[str], lanes: int, on_gpu: bool) -> float:
         return 1e-6 * steps * lanes * (gpu_us if on_gpu else cpu_us)
     if on_gpu:
         return 60 + 1e-6 * steps * gpu_us * max(1.0, 0.25 + 0.75 * lanes / 30)
-    return 30 + 1e-6 * steps * cpu_us * -(-lanes // (os.cpu_count() or 1))
+    return 30 + 1e-6 * steps * cpu_us * math.ceil(lanes / (os.cpu_count() or 1))
 
 
 def find_gpus() -> list[str]:
@@ -315,8 +316,8 @@ def find_gpus() -> list[str]:
 
 def cut_run(run: Run, runs_dir: Path) -> Path | None:
     """Returns the newest folder of this command that was cut and has a checkpoint."""
-    args = vars(parse(run.script, list(run.words)))
-    expected = {name: value for name, value in args.items() if name not in OUTPUT}
+    args = parse(run.script, list(run.words))
+    expected = comparable(args) | dict(seed=args.seed, num_seeds=args.num_seeds)
     for path in sorted(runs_dir.glob(f"{run.script.removesuffix('.py')}__*/checkpoint.npz"))[::-1]:
         earlier = json.loads((path.parent / "args.json").read_text())
         same = all(is_alike(earlier.get(name), value) for name, value in expected.items())

@@ -15,6 +15,7 @@ from paper import ENVS
 from paper import FINAL
 from paper import THRESHOLDS
 from paper import TIMES
+from records import read_run
 from reproduce import ATARI
 from reproduce import DQN_KINDS
 from reproduce import GAMES
@@ -29,8 +30,6 @@ from reproduce import read_index
 PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
 START, END = "<!-- results: begin, written by plots/results.py -->", "<!-- results: end -->"
-# Records that answer another question, so that they are no second sample of the same experiment.
-APART = ("plain_loop", "minigrid_16_stopped", "atari_short")
 ALGORITHMS = {
     "": "DQN",
     "--double": "DDQN",
@@ -76,8 +75,7 @@ class Records:
     """The records in docs/results, each read once."""
 
     def __init__(self):
-        index = read_index([ROOT / "docs" / "results"])
-        self.index = [one for one in index if one.path.parts[-3] not in APART]
+        self.index = read_index([ROOT / "docs" / "results"])
         self.samples = {}
 
     def sample(self, script: str, env: str, flags: str, seeds=30) -> Sample | None:
@@ -94,15 +92,12 @@ class Records:
             found = find(experiment, self.index)
         if is_missing(experiment, found):
             return None
-        arrays = []
-        for record in found:
-            with np.load(record.path) as file:
-                arrays.append({name: file[name] for name in file.files if name != "meta"})
-        names = set.union(*(set(one) for one in arrays)) - {"timesteps", "seeds"}
+        runs = [read_run(record.path.parent) for record in found]
+        names = set.union(*(set(run.curves) for run in runs))
         curves = {}
         for name in sorted(names):  # not every record has the diagnostics
-            curves[name] = np.concatenate([one[name] for one in arrays if name in one])
-        return Sample(arrays[0]["timesteps"], curves["returns"], curves)
+            curves[name] = np.concatenate([run.curves[name] for run in runs if name in run.curves])
+        return Sample(runs[0].timesteps, curves["returns"], curves)
 
 
 # ------------------------------------------- Words ------------------------------------------------

@@ -25,6 +25,8 @@ import scorer_pqn_atari as pqn
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "plots"))
+from paper import HUMAN  # noqa: E402
+
 SMALL = dict(
     env="Breakout-v5",
     num_envs=4,
@@ -481,6 +483,15 @@ def test_evaluation_counts_first_games():
     )
     _, _, training, state = setup()
     assert jax.jit(partial(training.evaluate, step))(state.params, games) == (3 + 28) / 2
+
+
+def test_human_scores():
+    """Atari-57, all of it known to envpool, with some values by hand."""
+    specs = envpool.registration.registry.specs
+    assert len(HUMAN) == 57 and all(specs[name][0] == "envpool.atari" for name in HUMAN)
+    assert all(low < high for low, high in HUMAN.values())
+    assert HUMAN["Pong-v5"] == (-20.7, 14.6) and HUMAN["Zaxxon-v5"] == (32.5, 9173.3)
+    assert HUMAN["Alien-v5"] == (227.8, 7127.7) and HUMAN["Skiing-v5"] == (-17098.1, -4336.9)
 
 
 # --------------------------------------- From the outside -----------------------------------------
