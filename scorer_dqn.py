@@ -353,8 +353,9 @@ class Control(nn.Module):
 # constant to the values could not correct; control takes the whole.
 #
 # Control leads in the sense of Stackelberg: perception answers whatever control has committed to, and
-# answers quickly, so that slow control always meets an answer that is nearly the best. One step of the
-# follower stands for that answer; the leader's gradient takes it as given.
+# answers quickly, so that slow control always meets an answer that is nearly the best. One step of
+# the follower stands for that answer; the leader, who commits by being slow, takes its own step after
+# it, and no gradient flows through the answer.
 #
 # To use it elsewhere, copy from here to the next heading, with `import jax`, `jax.numpy as jnp`,
 # `optax`, and `Any`, `NamedTuple` of typing. What you bring, here with flax:
@@ -371,8 +372,9 @@ class Control(nn.Module):
 #     params, opt_state = scorer_update(
 #         networks, optimizers, params, opt_state, follower_batch, leader_batch)
 #
-# The leader's rate is the one with which your agent learns, the follower's 3 to 5 times that; compare
-# with `baseline_update` at both rates: it has one batch and one optimiser, of the pair of parameters.
+# The leader's rate is the one with which your agent learns, the follower's 3 to 5 times that. Compare
+# with `baseline_update`, once at each of the two rates: it has one batch, and one optimiser, whose state
+# is made from the pair of parameters.
 # Acting, the replay and the target networks stay yours. Only `q_values` knows flax: for Haiku,
 # Equinox or nnx write it anew.
 # ==================================================================================================
@@ -409,8 +411,9 @@ def compute_td_target(networks, params, target, transition, gamma, double=False)
 
     `transition` has reward, next_obs and terminated: next_obs is the observation that the action led
     to, also at an episode's end; terminated says that no reward can follow, so it is false where a
-    time limit has cut the episode. gamma is a number, or one for each transition. a* is the best action by the target networks; for Double DQN, by
-    the online control network on target features.
+    time limit has cut the episode. a* is the best action by the target networks; for Double DQN, by
+    the online control network on target features (line 11), where others take online features, too.
+    gamma is a number, or one for each transition, as n-step returns of your own need it.
 
     Neither player's step changes Y, so both batches' may be computed before the follower moves: the
     target networks stand still, and the theta that Double uses is the leader's, who moves last.
@@ -555,14 +558,18 @@ def synchronous_update(networks, optimizers, params, opt_state, perception_batch
 #   3         while t < T                train_stretch and train_chunk, and `train` in "The run"
 #   4 to 7    act, store                 act_and_store, which calls act and store
 #   8         if t > T_start             warm_up_step before, train_step from then on
-#   9         every T_Update             train_step: one update per step of all environments
-#   10, 13    sample two minibatches     act_and_store, which calls sample
+#   9         every T_Update             train_step: T_Update is --num-envs, one step of all
+#   10, 13    sample two minibatches     act_and_store, which calls sample: for the next train_step
 #   11, 14    compute targets Y          learn, which calls compute_td_target
 #   12, 15    the players' two steps     learn, which calls scorer_update
 #   17, 18    update target networks     train_stretch
 #
-# The loops: a stretch is an inner loop of updates, as long as the target networks stand still, or a
-# fraction of that; a chunk is what the host starts at once, on MinAtar one stretch of 125 updates.
+# A step of training draws at its end what the next one learns from, so that learning and acting
+# need not wait for each other: see train_step.
+#
+# The loops: a chunk is one call of the compiled program; in it are stretches, and in these updates.
+# The target networks can change only after a stretch, so it is as long as they stand still, or a
+# fraction of that. MinAtar: 16,000 steps of 128 environments, 125 updates, are a stretch and a chunk.
 # ==================================================================================================
 
 
@@ -593,13 +600,15 @@ def make_optimizers(args: Args, num_updates: int, follower_rate):
     fast = adam(follower_rate)
     slow = adam(args.learning_rate, args.leader_decay_power or 1.0)
     if args.ablation == "per-layer-lr":
-        both = optax.partition({"fast": fast, "slow": slow}, Players("fast", "slow"))
+        labels = Players(perception="fast", control="slow")
+        both = optax.partition({"fast": fast, "slow": slow}, labels)
         return optax.chain(clip, both)
     if not args.scorer:
         return optax.chain(clip, slow)
     if args.ablation == "inverted-roles":
         return Players(perception=optax.chain(clip, slow), control=optax.chain(clip, fast))
     if args.ablation == "synchronous":
+        # Nobody follows: one loss and one rate for both, as in the paper's ablation.
         return Players(perception=optax.chain(clip, slow), control=optax.chain(clip, slow))
     return Players(perception=optax.chain(clip, fast), control=optax.chain(clip, slow))
 
@@ -662,15 +671,18 @@ def unstack(batches: Batch) -> list[Batch]:
 def keep_apart(params: Players) -> Players:
     """Returns params unchanged: no number differs, only speed.
 
-    XLA, JAX's compiler, would merge acting's matrix products with learning's, as both read the same
-    parameters; then neither could start before the other's inputs are there. It does not look through
+    train_step acts and learns with the same parameters. XLA, JAX's compiler, would merge the matrix
+    products of both; then neither could start before the other's inputs are there. It does not look through
     this barrier: 164 us per step in place of 183 (30 seeds on an H200).
     """
     return jax.lax.optimization_barrier(params)
 
 
 def share_of(mask):
-    """Returns the share of true ones in mask [n], exactly 1 for all: 41 times 1/41 is not."""
+    """Returns the share of true ones in mask [n], where all are true exactly 1.
+
+    In float32 the mean of 41 ones is less than that, and a curve begins where this share is 1.
+    """
     return jnp.where(mask.all(), 1.0, mask.mean())
 
 
@@ -694,7 +706,7 @@ class State(NamedTuple):
     target: Players  # phi_target, theta_target
     opt_state: Any
     replay: Transition  # ring buffer [rows, num_envs, ...]
-    drawn: Transition  # what the next update learns from [batches, batch, ...]
+    drawn: Transition  # from the replay, for the next update [batches, batch, ...]
     env_state: Any
     obs: jax.Array  # [num_envs, features]
     episodes: jax.Array  # completed so far, by all environments together
@@ -736,7 +748,7 @@ def make_train(args: Args, env: Environment) -> "Training":
         """Returns how many transitions the replay holds after so many steps."""
         return jnp.minimum(steps, rows) * args.num_envs
 
-    def draw(key, steps):
+    def draw_steps(key, steps) -> Now:
         """Draws all random numbers of `steps` [n] at once: many small random kernels are slow."""
         keys = jax.random.split(key, 4)
         shape = (len(steps), args.num_envs)
@@ -779,12 +791,14 @@ def make_train(args: Args, env: Environment) -> "Training":
             target=params,
             opt_state=init_optimizers(optimizers, params),
             replay=replay,
-            drawn=sample(replay, jnp.zeros((num_batches, args.batch_size), jnp.int32)),
+            drawn=sample(
+                replay, jnp.zeros((num_batches, args.batch_size), jnp.int32)
+            ),  # a stand-in
             env_state=env_state,
             obs=obs,
             episodes=jnp.zeros((), jnp.int32),
         )
-        inputs = draw(keys[3], jnp.arange(counts.warmup_steps, dtype=jnp.int32))
+        inputs = draw_steps(keys[3], jnp.arange(counts.warmup_steps, dtype=jnp.int32))
         state, _ = jax.lax.scan(warm_up_step, state, inputs)
         return state
 
@@ -830,13 +844,14 @@ def make_train(args: Args, env: Environment) -> "Training":
 
     def learn(state):
         """Makes one update from what was drawn (lines 11, 12, 14 and 15)."""
-        # Optimisers are functions, written down here because each seed may have a rate of its own.
+        # Optimisers are pairs of functions, which cost nothing to make; their state is in opt_state.
+        # They are made here because in a sweep the rate is a value of the seed's.
         optimizers = make_optimizers(args, counts.num_updates, state.follower_rate)
         stacked = with_td_target(state.params, state.target, state.drawn)  # [batches, batch, ...]
         batches = unstack(stacked)  # the follower's and the leader's
         if not args.scorer:
-            # The baseline's one keeps its axis of 1: without it XLA rounds its gradient differently.
-            batches = [stacked]
+            # Unstacked, XLA would round the gradient differently than in the records in docs/results.
+            batches = [stacked]  # [1, batch, ...], which to the losses is the same
         return update(networks, optimizers, state.params, state.opt_state, *batches)
 
     def train_step(state, now):
@@ -844,8 +859,8 @@ def make_train(args: Args, env: Environment) -> "Training":
 
         So neither waits for the other: 164 us per step in place of 221 (30 seeds on an H200). A step is
         stored, drawn from and learned from in the paper's order; only, the next step is acted with the
-        parameters from before that update. It makes no difference to the returns: 66.1 [64.3, 67.6] and
-        67.2 [65.7, 68.4] on Breakout, 60 seeds.
+        parameters from before that update. It makes no difference to the returns on Breakout: so 66.1
+        [64.3, 67.6], in the paper's order 67.2 [65.7, 68.4] (60 seeds, 95 % intervals).
         """
         params, opt_state = learn(state)
         state = act_and_store(state, now)
@@ -854,7 +869,9 @@ def make_train(args: Args, env: Environment) -> "Training":
     def train_stretch(state, inputs):
         """Trains for one stretch, then updates the target networks if it is time (lines 17 and 18)."""
         state, _ = jax.lax.scan(train_step, state, inputs)
-        updates = inputs.step[-1] + 1 - counts.warmup_steps  # since learning began, not t_env
+        updates = (
+            inputs.step[-1] + 1 - counts.warmup_steps
+        )  # since learning began, as stretches count
         is_due = updates % counts.target_period == 0
         tau = jnp.where(is_due, args.tau, 0.0)  # 0 leaves them as they are
         target = optax.incremental_update(state.params, state.target, tau)
@@ -864,7 +881,7 @@ def make_train(args: Args, env: Environment) -> "Training":
         """Trains for the chunk with this number; returns the state and what the curves show of it."""
         first = counts.warmup_steps + chunk * counts.chunk_updates
         steps = first + jnp.arange(counts.chunk_updates, dtype=jnp.int32)
-        inputs = draw(random_key(state.seed, STEPPING, chunk), steps)
+        inputs = draw_steps(random_key(state.seed, STEPPING, chunk), steps)
         stretches = jax.tree.map(
             lambda x: x.reshape(-1, counts.stretch_updates, *x.shape[1:]), inputs
         )  # [stretches, stretch, ...]
@@ -894,7 +911,7 @@ def make_train(args: Args, env: Environment) -> "Training":
             leader_loss=leader_loss(delta),
             bellman_error_mean=delta.mean(),
             bellman_error_variance=delta.var(),
-            srank=effective_rank(sown["intermediates"]["penultimate"][0]),
+            srank=effective_rank(sown["intermediates"]["penultimate"][0]),  # of one call
             perception_norm=optax.tree.norm(state.params.perception),
             control_norm=optax.tree.norm(state.params.control),
         )

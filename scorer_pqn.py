@@ -296,12 +296,12 @@ def free_slot(key, filled):
 # ==================================================================================================
 # Networks
 #
-# Perception's two norms have the same shape, so they are told apart by name, not by number.
+# Perception's two norms have the same shape: in a saved model, numbers would not tell them apart.
 # ==================================================================================================
 
 
 class Perception(nn.Module):
-    """f_phi: observation [..., obs_dim] -> features z [..., latent_dim] (table "SCORER PQN", A)."""
+    """f_phi: observation [..., obs_dim] -> features z [..., latent_dim] (table "SCORER PQN")."""
 
     latent_dim: int = 128
 
@@ -403,7 +403,7 @@ def compute_lambda_returns(rollout, next_value, gamma, td_lambda):
         td_target = reward + gamma * jnp.where(done, at_end, elsewhere)
         return td_target, td_target
 
-    # With V(s') in place of G' the second line gives the rollout's last step what the first says.
+    # From G' = V(s') on, as (1 - lambda) V + lambda V = V: so the rollout's last step needs no case.
     steps = (rollout.reward, rollout.terminated, rollout.done, next_value)
     _, td_target = jax.lax.scan(step_back, next_value[-1], steps, reverse=True)
     return td_target
@@ -476,7 +476,8 @@ def baseline_update(networks, optimizer, params, opt_state, batch):
 # ==================================================================================================
 # Training
 #
-# Algorithm 1 has a replay and target networks; what stands in place of its lines here:
+# Algorithm 1 has a replay and target networks, of which PQN has neither: lines 8, 9, 17 and 18 are not
+# there. A chunk, what the host starts at once, is one rollout with its updates. The other lines:
 #   1, 2      initialise, reset          init
 #   3         while t < T                train_chunk, and `train` in "The run"
 #   4 to 7    act                        act
@@ -498,7 +499,8 @@ def make_optimizers(args: Args, decay_updates: int, follower_rate):
     """Makes a clipped RAdam for each player, or the one that the baseline has.
 
     All rates fall to exactly 0 over `decay_updates` updates, by default linearly, as in the paper's
-    experiments, so the leader's is a constant share of the follower's. The paper's theory (section
+    experiments, so the leader's is a constant share of the follower's. In the paper's table for MinAtar
+    these are the first half of the updates: nothing is learned after it. The paper's theory (section
     4) wants that share to vanish, which --leader-decay-power 1.5 does.
     """
 
@@ -541,7 +543,10 @@ class Transition(NamedTuple):
 
 
 def share_of(mask):
-    """Returns the share of true ones in mask [n], exactly 1 for all: 41 times 1/41 is not."""
+    """Returns the share of true ones in mask [n], where all are true exactly 1.
+
+    In float32 the mean of 41 ones is less than that, and a curve begins where this share is 1.
+    """
     return jnp.where(mask.all(), 1.0, mask.mean())
 
 
@@ -666,7 +671,10 @@ def make_train(args: Args, env: Environment) -> "Training":
         return jax.tree.map(lambda x: x.reshape(counts.rollout_size, *x.shape[2:]), batch)
 
     def learn(state, indices):
-        """Makes one update from the rollout's transitions at indices [minibatch] (lines 10 to 15)."""
+        """Makes one update from the rollout's transitions at indices [minibatch] (lines 10 to 15).
+
+        The targets, lines 11 and 14, are the rollout's.
+        """
         # Optimisers are functions, made here anew, as each seed's lane may have a rate of its own.
         optimizers = make_optimizers(args, counts.decay_updates, state.follower_rate)
         game = networks, optimizers, state.params, state.opt_state
@@ -675,7 +683,8 @@ def make_train(args: Args, env: Environment) -> "Training":
             # Both players learn from the same minibatch.
             params, opt_state = scorer_update(*game, batch, batch, objective=chosen_loss)
         else:
-            # An axis of 1 more, as in scorer_dqn.py: without it XLA rounds gradients differently.
+            # To the losses an axis of 1 is nothing, but without it XLA would round the gradient
+            # differently than in the records in docs/results.
             stack = jax.tree.map(lambda x: x[None], batch)  # [1, minibatch, ...]
             params, opt_state = baseline_update(*game, stack)
         return state._replace(params=params, opt_state=opt_state), None

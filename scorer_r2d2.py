@@ -186,8 +186,8 @@ class Environment(NamedTuple):
 
     They do so one step late: the step after an episode's last observation ignores its action, pays
     nothing and leads to a new episode's first observation. Such dummy steps are acted and stored as
-    all others are, since the last observation is there the value's that a time-out bootstraps from;
-    but no loss counts them.
+    all others are, because the last observation is needed: its value is what a time-out bootstraps
+    from. No loss counts them.
     """
 
     num_actions: int
@@ -295,12 +295,11 @@ class Perception(nn.Module):
             x = inputs(jnp.tanh(embed(l2_norm(obs.astype(jnp.float32)))))
             return scan_over_time(step, carry, (x, is_last))
 
+        # Acting passes one step, which is then "burn-in": the second run gets none, and does nothing.
         start = self.burn_in
         burnt_in = run(carry, obs[:start], is_last[:start])
         carry, past = jax.lax.stop_gradient(burnt_in)
-        carry, z = run(
-            carry, obs[start:], is_last[start:]
-        )  # nothing is left of acting's single step
+        carry, z = run(carry, obs[start:], is_last[start:])
         return carry, jnp.concatenate([past, z])
 
 
@@ -388,7 +387,7 @@ def compute_td_target(networks, params, target, sequences, gamma, n_step):
     Neither player's step changes Y, so both batches' may be computed before the follower moves: the
     target networks stand still, and the theta that a* uses is the leader's, who moves last.
     """
-    carry = sequences.carry[0]  # [batch, dim]
+    carry = sequences.carry[0]  # [batch, dim], as acting stored it: burn-in brings it up to date
     _, z = networks.perception.apply(
         {"params": target.perception}, carry, sequences.obs, sequences.is_last
     )
@@ -400,7 +399,9 @@ def compute_td_target(networks, params, target, sequences, gamma, n_step):
     reward = sequences.reward[:-1]
     at_the_end = (1.0 - sequences.terminated[:-1]) * value[1:]
     td_target = value
-    for _ in range(n_step):  # after k turns, the targets of at most k rewards
+    # Each turn puts one reward in front of what the turn before found for the next step; after k turns
+    # these are the targets of at most k rewards. A dummy step's are meaningless, and masked.
+    for _ in range(n_step):
         what_follows = jnp.where(sequences.is_last[1:], at_the_end, td_target[1:])
         td_target = jnp.concatenate([reward + gamma * what_follows, value[-1:]])
     return td_target
@@ -423,8 +424,9 @@ def masked_mean(x, mask):
 def follower_loss(delta, mask, weight):
     """Returns Var[delta], the population variance over the mask: what perception minimises.
 
-    weight is 1, as only the leader's errors have importance weights; with others (see
-    --follower-importance-weights) both means in it are weighted as the leader's is.
+    weight is 1, as in the released code, where only the leader's errors have importance weights. With
+    --follower-importance-weights the mean of delta is the weighted one, and the squares around it are
+    weighted as the leader's are.
     """
     mean = masked_mean(delta, mask * weight)
     return masked_mean(weight * jnp.square(delta - mean), mask)
@@ -458,7 +460,9 @@ def scorer_update(
         return objective(delta, follower_batch.mask, follower_batch.weight)
 
     gradient = jax.grad(perception_objective)(params.perception)
-    updates, perception_state = optimizers.perception.update(gradient, opt_state.perception)
+    updates, perception_state = optimizers.perception.update(
+        gradient, opt_state.perception, params.perception
+    )
     new_phi = optax.apply_updates(params.perception, updates)
 
     # The leader steps on that response, on a batch of its own, while perception stands still.
@@ -467,7 +471,7 @@ def scorer_update(
         return leader_loss(delta, leader_batch.mask, leader_batch.weight), delta
 
     gradient, delta = jax.grad(control_objective, has_aux=True)(params.control)
-    updates, control_state = optimizers.control.update(gradient, opt_state.control)
+    updates, control_state = optimizers.control.update(gradient, opt_state.control, params.control)
     new_theta = optax.apply_updates(params.control, updates)
 
     return Players(new_phi, new_theta), Players(perception_state, control_state), delta
@@ -484,7 +488,7 @@ def baseline_update(networks, optimizer, params, opt_state, batch):
         return leader_loss(delta, batch.mask, batch.weight), delta
 
     gradient, delta = jax.grad(objective, has_aux=True)(params)
-    updates, opt_state = optimizer.update(gradient, opt_state)
+    updates, opt_state = optimizer.update(gradient, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, delta
 
 
@@ -494,9 +498,9 @@ def baseline_update(networks, optimizer, params, opt_state, batch):
 # Where the lines of Algorithm 1 are (an end of a block counts as a line, a requirement does not):
 #   1, 2      initialise, reset          init
 #   3         while t < T                train_stretch and train_chunk, and `train` in "The run"
-#   4 to 7    act, store                 play_round, which calls act and store
-#   8         if t > T_start             warm_up_round before, train_step from then on
-#   9         every T_Update             train_step: one update per round of steps
+#   4 to 7    act, store                 act_for_interval, which calls act and store
+#   8         if t > T_start             warm_up_interval before, train_step from then on
+#   9         every T_Update             train_step: one update per interval of steps
 #   10, 13    sample two minibatches     learn, which calls sample
 #   11, 14    compute targets Y          learn, which calls compute_td_target by make_batch
 #   12, 15    the players' two steps     learn, which calls scorer_update
@@ -573,29 +577,32 @@ class Drawn(NamedTuple):
     place: jax.Array  # [batch], in the replay
 
 
-# flashbax's priorities of the sequences that new steps make whole, and of those that they overwrite.
-cut_priority = prioritised_trajectory_buffer._calculate_new_item_priorities
+PERIOD = 4  # steps from the beginning of one sequence in the replay to that of the next
+
+# flashbax 0.1.3 gives new sequences the largest priority so far as an integer, 1.93 as 1. This is
+# its function, which also tells whether a sequence is new: then it returns 1 or more, else 0.
+flashbax_priorities = prioritised_trajectory_buffer._calculate_new_item_priorities
 
 
 def largest_priority(sum_tree, *places):
-    """Gives new sequences the largest priority so far, in flashbax's place.
+    """Gives new sequences the largest priority so far, uncut, in place of flashbax's function.
 
-    It cuts that to an integer, 1.93 to 1, so that what is new would be drawn too rarely.
+    It returns these priorities, and those of the sequences that the new ones overwrite: 0.
     """
-    cut, overwritten = cut_priority(sum_tree, *places)
+    cut, overwritten = flashbax_priorities(sum_tree, *places)
     return jnp.where(cut > 0, sum_tree.max_recorded_priority, 0.0), overwritten
 
 
 def make_replay(args: Args):
-    """Makes the functions of flashbax's prioritised replay; every fourth step starts a sequence."""
+    """Makes the functions of flashbax's prioritised replay; every PERIOD steps a sequence starts."""
     prioritised_trajectory_buffer._calculate_new_item_priorities = largest_priority
     return flashbax.make_prioritised_trajectory_buffer(
         add_batch_size=args.num_envs,
         sample_batch_size=args.batch_size,
         sample_sequence_length=args.sequence_length,
-        period=4,
+        period=PERIOD,
         min_length_time_axis=args.sequence_length,
-        max_length_time_axis=args.buffer_size // args.num_envs // 4 * 4,
+        max_length_time_axis=args.buffer_size // args.num_envs // PERIOD * PERIOD,  # whole periods
         priority_exponent=args.per_alpha,
         device=jax.default_backend(),
     )
@@ -623,15 +630,16 @@ def sample(buffer, replay, key) -> Drawn:
 def mask_of(drawn: Drawn, burn_in: int):
     """Returns which steps of drawn sequences count, [time, batch].
 
-    Not the burn-in, no dummy steps, nor the last step, with which the targets end; and nothing of
-    what is no sequence, which the rounding in flashbax's sums can draw, with probability 0.
+    Not the burn-in, no dummy steps, nor the last step, with which the targets end. Nothing, either,
+    of a place in the replay whose priority is 0, as no sequence begins there: by rounding, flashbax's
+    sums can still lead to one.
     """
     mask = ~drawn.sequences.is_last & (drawn.probability > 0)
     return mask.at[:burn_in].set(False).at[-1].set(False)
 
 
 def importance_weights(probability, beta):
-    """Returns (N P)^-beta over its maximum in the batch, [batch], and 0 where P is 0."""
+    """Returns (N P)^-beta over its maximum in the batch, where N cancels; [batch], 0 where P is 0."""
     least = jnp.min(jnp.where(probability > 0, probability, jnp.inf))
     return jnp.where(probability > 0, (least / probability) ** beta, 0.0)
 
@@ -653,7 +661,10 @@ def unstack(batches: Batch) -> list[Batch]:
 
 
 def share_of(mask):
-    """Returns the share of true ones in mask [n], exactly 1 for all: 41 times 1/41 is not."""
+    """Returns the share of true ones in mask [n], where all are true exactly 1.
+
+    In float32 the mean of 41 ones is less than that, and a curve begins where this share is 1.
+    """
     return jnp.where(mask.all(), 1.0, mask.mean())
 
 
@@ -665,7 +676,8 @@ def mean_where(mask, values):
 def best_mean(finished, last_returns):
     """Returns the highest mean over environments of last_returns [..., num_envs].
 
-    Only where all have finished an episode; 0 where they nowhere have.
+    Only where all have finished an episode; 0 where they nowhere have. The paper's time to a threshold
+    looks at every step, of which a point of the curves covers many.
     """
     all_finished = finished.all(axis=-1)
     best = jnp.max(last_returns.mean(axis=-1), where=all_finished, initial=-jnp.inf)
@@ -698,11 +710,11 @@ class Now(NamedTuple):
     random_action: jax.Array  # [num_envs]
 
 
-class Round(NamedTuple):
-    """The number of a round, its steps, and the random keys of its update."""
+class Interval(NamedTuple):
+    """From one update to the next: its number, its steps, and the random keys of its update."""
 
     number: jax.Array
-    steps: Now  # [round_steps, ...]
+    steps: Now  # [interval_steps, ...]
     sample_keys: jax.Array  # [batches]
 
 
@@ -732,19 +744,19 @@ def make_train(args: Args, env: Environment) -> "Training":
         args.epsilon_start, args.epsilon_end, args.epsilon_steps / args.num_envs
     )
 
-    def draw(key, rounds) -> Round:
-        """Draws all random numbers of `rounds` [n] at once: many small random kernels are slow."""
+    def draw(key, intervals) -> Interval:
+        """Draws all random numbers of `intervals` [n] at once: many small random kernels are slow."""
         keys = jax.random.split(key, 3)
-        shape = (len(rounds), counts.round_steps, args.num_envs)
-        steps = jnp.arange(counts.round_steps, dtype=jnp.int32)
-        return Round(
-            number=rounds,
+        shape = (len(intervals), counts.interval_steps, args.num_envs)
+        steps = jnp.arange(counts.interval_steps, dtype=jnp.int32)
+        return Interval(
+            number=intervals,
             steps=Now(
-                step=rounds[:, None] * counts.round_steps + steps,
+                step=intervals[:, None] * counts.interval_steps + steps,
                 chance=jax.random.uniform(keys[0], shape, jnp.float32),
                 random_action=jax.random.randint(keys[1], shape, 0, env.num_actions, jnp.int32),
             ),
-            sample_keys=jax.random.split(keys[2], (len(rounds), num_batches)),
+            sample_keys=jax.random.split(keys[2], (len(intervals), num_batches)),
         )
 
     def init(seed, follower_rate) -> State:
@@ -782,8 +794,8 @@ def make_train(args: Args, env: Environment) -> "Training":
             finished=jnp.zeros(args.num_envs, bool),
             episodes=jnp.zeros((), jnp.int32),
         )
-        inputs = draw(keys[3], jnp.arange(counts.warmup_rounds, dtype=jnp.int32))
-        state, _ = jax.lax.scan(warm_up_round, state, inputs)
+        inputs = draw(keys[3], jnp.arange(counts.warmup_intervals, dtype=jnp.int32))
+        state, _ = jax.lax.scan(warm_up_interval, state, inputs)
         return state
 
     def act(state, now):
@@ -815,15 +827,15 @@ def make_train(args: Args, env: Environment) -> "Training":
         )
         return state, (transition, (state.finished, state.last_returns))
 
-    def play_round(state, now):
-        """Takes a round's steps and stores them (lines 4 to 7); returns each step's returns, too."""
-        state, (transitions, returns) = jax.lax.scan(act, state, now.steps)
+    def act_for_interval(state, interval):
+        """Takes an interval's steps and stores them (lines 4 to 7); returns each step's returns, too."""
+        state, (transitions, returns) = jax.lax.scan(act, state, interval.steps)
         replay = store(buffer, state.replay, transitions)
         return state._replace(replay=replay), returns
 
-    def warm_up_round(state, now):
+    def warm_up_interval(state, interval):
         """Plays without learning, while the replay fills (line 8)."""
-        state, _ = play_round(state, now)
+        state, _ = act_for_interval(state, interval)
         return state, None
 
     def make_batch(state, progress, drawn) -> Batch:
@@ -847,11 +859,11 @@ def make_train(args: Args, env: Environment) -> "Training":
         """Returns what the follower's errors weigh: all the same, unless the flags say not."""
         return weight if args.follower_importance_weights else jnp.ones_like(weight)
 
-    def learn(state, now):
+    def learn(state, interval):
         """Draws batches, makes one update (lines 10 to 15), and sets the priorities it finds."""
-        updates_before = (now.number - counts.warmup_rounds).astype(jnp.float32)
+        updates_before = (interval.number - counts.warmup_intervals).astype(jnp.float32)
         progress = updates_before / counts.num_updates
-        drawn = jax.vmap(partial(sample, buffer, state.replay))(now.sample_keys)
+        drawn = jax.vmap(partial(sample, buffer, state.replay))(interval.sample_keys)
         stacked = jax.vmap(partial(make_batch, state, progress))(drawn)  # [batches, ...]
         batches = unstack(stacked)  # the follower's and the leader's, or the baseline's one
         leader_batch = batches[-1]
@@ -862,30 +874,31 @@ def make_train(args: Args, env: Environment) -> "Training":
         params, opt_state, delta = update(
             networks, optimizers, state.params, state.opt_state, *batches
         )
+        # Only a place where no sequence begins has priority 0, and keeps it: see mask_of.
         priority = jnp.maximum(sequence_priority(delta, leader_batch.mask), 1e-6)
-        priority = jnp.where(leader_batch.weight > 0, priority, 0.0)  # what is no sequence stays so
+        priority = jnp.where(leader_batch.weight > 0, priority, 0.0)
         replay = buffer.set_priorities(state.replay, drawn.place[-1], priority)
         return params, opt_state, replay
 
-    def train_step(state, now):
-        """Plays a round of steps, then learns from what the replay holds."""
-        state, returns = play_round(state, now)
-        params, opt_state, replay = learn(state, now)
+    def train_step(state, interval):
+        """Plays an interval of steps, then learns from what the replay holds."""
+        state, returns = act_for_interval(state, interval)
+        params, opt_state, replay = learn(state, interval)
         return state._replace(params=params, opt_state=opt_state, replay=replay), returns
 
     def train_stretch(state, inputs):
         """Trains for one stretch, then updates the target networks if it is time (lines 17 and 18)."""
         state, returns = jax.lax.scan(train_step, state, inputs)
-        updates = inputs.number[-1] + 1 - counts.warmup_rounds  # the period begins with the first
+        updates = inputs.number[-1] + 1 - counts.warmup_intervals  # since learning began
         is_due = updates % counts.target_period == 0
         target = jax.tree.map(partial(jnp.where, is_due), state.params, state.target)
         return state._replace(target=target), returns
 
     def train_chunk(state, chunk):
         """Trains for the chunk with this number; returns the state and what the curves show of it."""
-        first = counts.warmup_rounds + chunk * counts.chunk_updates
-        rounds = first + jnp.arange(counts.chunk_updates, dtype=jnp.int32)
-        inputs = draw(random_key(state.seed, STEPPING, chunk), rounds)
+        first = counts.warmup_intervals + chunk * counts.chunk_updates
+        intervals = first + jnp.arange(counts.chunk_updates, dtype=jnp.int32)
+        inputs = draw(random_key(state.seed, STEPPING, chunk), intervals)
         stretches = jax.tree.map(
             lambda x: x.reshape(-1, counts.stretch_updates, *x.shape[1:]), inputs
         )  # [stretches, stretch, ...]
@@ -914,13 +927,13 @@ def make_train(args: Args, env: Environment) -> "Training":
             control_norm=optax.tree.norm(state.params.control),
         )
 
-    rounds = counts.warmup_rounds + counts.chunk_updates * np.arange(1, counts.num_chunks + 1)
+    intervals = counts.warmup_intervals + counts.chunk_updates * np.arange(1, counts.num_chunks + 1)
     return Training(
         init=init,
         train_chunk=train_chunk,
         diagnose=diagnose,
-        first_timestep=counts.warmup_rounds * args.update_interval,
-        timesteps=rounds * args.update_interval,
+        first_timestep=counts.warmup_intervals * args.update_interval,
+        timesteps=intervals * args.update_interval,
         chunks_per_point=1,
     )
 
@@ -933,13 +946,13 @@ def make_train(args: Args, env: Environment) -> "Training":
 class Counts(NamedTuple):
     """How a run is divided into loops.
 
-    A step moves all environments once; a round is the steps from one update to the next. With the
-    default flags 10 environments make 80 environment steps in a round of 8 steps, and 62 rounds
+    A step moves all environments once; an interval is the steps from one update to the next. With the
+    default flags 10 environments make 80 environment steps in an interval of 8 steps, and 62 intervals
     are the target period; a stretch and a chunk are half of that. They differ where it is short.
     """
 
-    round_steps: int
-    warmup_rounds: int  # without learning, to fill the replay; each later round has an update
+    interval_steps: int
+    warmup_intervals: int  # without learning, to fill the replay; each later interval has an update
     target_period: int  # updates from one target update to the next
     stretch_updates: int  # updates of one inner loop; a target update is due after whole stretches
     chunk_updates: int  # updates that the host starts at once: whole stretches
@@ -954,14 +967,14 @@ def count_steps(
     total_timesteps, learning_starts, update_interval, target_update_interval, num_envs
 ) -> Counts:
     """Divides a run. All but num_envs count environment steps, of which a step makes num_envs."""
-    warmup_rounds = learning_starts // update_interval
-    updates = max(1, ceil_divide(total_timesteps, update_interval) - warmup_rounds)
+    warmup_intervals = learning_starts // update_interval
+    updates = max(1, ceil_divide(total_timesteps, update_interval) - warmup_intervals)
     target_period = min(target_update_interval // update_interval, 2**30)  # beyond int32: never
     stretch = divide_period(target_period, updates)
     chunk = choose_chunk(stretch, updates)
     return Counts(
-        round_steps=update_interval // num_envs,
-        warmup_rounds=warmup_rounds,
+        interval_steps=update_interval // num_envs,
+        warmup_intervals=warmup_intervals,
         target_period=target_period,
         stretch_updates=stretch,
         chunk_updates=chunk,

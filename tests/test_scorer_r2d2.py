@@ -120,8 +120,8 @@ def abstract_state(training):
 def in_chunks_of_one_update(monkeypatch):
     """Lets the host see the state after each of 70 updates; targets change after the 67th."""
     counts = r2d2.Counts(
-        round_steps=2,
-        warmup_rounds=10,
+        interval_steps=2,
+        warmup_intervals=10,
         target_period=67,
         stretch_updates=1,
         chunk_updates=1,
@@ -905,7 +905,7 @@ def test_targets_change_within_chunks():
 def test_counts_of_any_period(period, updates):
     """Chunks are of a sensible length, of whole stretches, and little is added to what was asked for."""
     counts = r2d2.count_steps(800 + 80 * updates, 800, 80, 80 * period, 10)
-    assert (counts.round_steps, counts.warmup_rounds, counts.target_period) == (8, 10, period)
+    assert (counts.interval_steps, counts.warmup_intervals, counts.target_period) == (8, 10, period)
     assert period % counts.stretch_updates == 0
     assert counts.chunk_updates % counts.stretch_updates == 0
     assert updates <= counts.num_updates < updates + counts.chunk_updates
