@@ -1064,6 +1064,39 @@ def test_navix_episodes_against_a_loop(name):
     assert tree_equal(now.observation.ravel(), state.obs[0])
 
 
+def test_dynamic_obstacles_ends_where_a_ball_moves_into_the_player():
+    """In navix 0.7.4 that ends the episode with 0; walking into a ball does nothing (differences.md)."""
+    import navix
+
+    env = navix.make(
+        "Navix-Dynamic-Obstacles-6x6-v0", observation_fn=navix.observations.symbolic_first_person
+    )
+    turn, forward = 0, 2
+    step = jax.jit(jax.vmap(env.step, in_axes=(0, None)))
+    timestep = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 64))
+    right_down_left_up = np.array([[0, 1], [1, 0], [0, -1], [-1, 0]])
+    walks, hits = 0, 0
+    for _ in range(40):
+        player = timestep.state.entities["player"]
+        position = np.asarray(player.position).reshape(64, 2)
+        ahead = position + right_down_left_up[np.asarray(player.direction).reshape(64)]
+        balls = np.asarray(timestep.state.entities["ball"].position)
+        faces_ball = (balls == ahead[:, None]).all(axis=-1).any(axis=-1)
+        faces_ball &= np.asarray(timestep.step_type) == 0  # the others start a new episode now
+
+        turned, walked = step(timestep, turn), step(timestep, forward)
+        after = np.asarray(walked.state.entities["player"].position).reshape(64, 2)
+        assert (after == position)[faces_ball].all()
+        assert (turned.step_type == walked.step_type)[faces_ball].all()
+        walks += faces_ball.sum()
+
+        ended = np.asarray(turned.step_type) == 2  # a player that only turns reaches nothing
+        assert (np.asarray(turned.reward)[ended] == 0).all()
+        hits += ended.sum()
+        timestep = turned
+    assert walks > 20 and hits > 20
+
+
 # --------------------------------------------- Memory ---------------------------------------------
 
 PERCEPTION = r2d2.Perception
