@@ -598,6 +598,9 @@ def make_train(args: Args, env: Environment) -> "Training":
     networks = make_networks(args, env.num_actions)
     chosen_loss = leader_loss if args.follower_loss == "msbe" else follower_loss
     epsilon = optax.linear_schedule(args.epsilon_start, args.epsilon_end, counts.epsilon_steps)
+    # A GPU waits at each turn of a loop: four updates a turn are 355 us per step in place of 388
+    # (30 seeds on an H200). A CPU does not.
+    unroll = 4 if jax.default_backend() == "gpu" else 1
 
     def init(seed, follower_rate) -> State:
         """Initialises a seed (lines 1 and 2)."""
@@ -694,7 +697,7 @@ def make_train(args: Args, env: Environment) -> "Training":
         keys = jax.random.split(random_key(state.seed, STEPPING, chunk), 4)
         state, rollout = jax.lax.scan(act, state, draw_steps(keys[:3], chunk))
         state = state._replace(rollout=with_td_target(state.params, rollout))
-        state, _ = jax.lax.scan(learn, state, draw_minibatches(keys[3]))
+        state, _ = jax.lax.scan(learn, state, draw_minibatches(keys[3]), unroll=unroll)
         returns, finished = env.last_returns(state.env_state)
         return state, dict(
             returns=mean_where(finished, returns),
