@@ -92,12 +92,21 @@ class Records:
             found = find(experiment, self.index)
         if is_missing(experiment, found):
             return None
-        runs = [read_run(record.path.parent) for record in found]
-        names = set.union(*(set(run.curves) for run in runs))
-        curves = {}
-        for name in sorted(names):  # not every record has the diagnostics
-            curves[name] = np.concatenate([run.curves[name] for run in runs if name in run.curves])
-        return Sample(runs[0].timesteps, curves["returns"], curves)
+        # Not every record has the diagnostics: other records of the same seeds may have them.
+        timesteps, curves = read_curves(found)
+        diagnosed = find(experiment._replace(needs="srank"), self.index)
+        if diagnosed:
+            curves = read_curves(diagnosed)[1] | curves
+        return Sample(timesteps, curves["returns"], curves)
+
+
+def read_curves(records) -> tuple[np.ndarray, dict]:
+    """Returns the timesteps [points] of an experiment's records, and their curves [seeds, points]."""
+    runs = [read_run(record.path.parent) for record in records]
+    curves = {}
+    for name in sorted(set.union(*(set(run.curves) for run in runs))):
+        curves[name] = np.concatenate([run.curves[name] for run in runs if name in run.curves])
+    return runs[0].timesteps, curves
 
 
 # ------------------------------------------- Words ------------------------------------------------
