@@ -1,9 +1,10 @@
-"""Writes docs/results.md and the table in README.md from the records in docs/results.
+"""Writes docs/results.md and the tables in README.md and docs/speed.md from the records in docs/results.
 
-python plots/results.py            # writes both
+python plots/results.py            # writes all three
 python plots/results.py --check    # exit code 1 where they are not what the records give
 """
 
+import json
 import sys
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ from reproduce import read_index
 
 PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
+SPEED = ROOT / "docs" / "speed.md"
+RELEASED = ROOT / "docs" / "results" / "speed" / "h200" / "released.json"
 START, END = "<!-- results: begin, written by plots/results.py -->", "<!-- results: end -->"
 ALGORITHMS = {
     "": "DQN",
@@ -670,24 +673,36 @@ def count_relations(relations: list[str]) -> str:
     return f"{', '.join(counts)} of {len(relations)}"
 
 
+def speed_table() -> str:
+    """Returns docs/speed.md's block: what a step costs beside the released code and PureJaxQL."""
+    saved = json.loads(RELEASED.read_text())
+    rows = []
+    for row in saved["rows"]:
+        other, here = np.mean(row["microseconds_other"]), np.mean(row["microseconds_here"])
+        against = f"{row['other']} {other:.0f}"
+        times = f"{other / here:.1f}"
+        rows.append([row["algorithm"], str(row["num_seeds"]), against, f"{here:.0f}", times])
+    header = ["", "Seeds", "Theirs", "Here", "Times as fast"]
+    return "\n".join([f"{saved['title']}.", "", table(header, rows)])
+
+
 def with_block(text: str, block: str) -> str:
-    """Returns README's text with the block between its two marks."""
+    """Returns a page's text with the block between its two marks."""
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
     return f"{before}{START}\n\n{block}\n\n{END}{after}"
 
 
 def main(check: bool = False):
-    """Writes docs/results.md and README.md's table from the records in docs/results.
+    """Writes docs/results.md and the tables in README.md and docs/speed.md from the records.
 
     Args:
         check: write nothing, and end with exit code 1 where one of them is stale.
     """
     records = Records()
     wanted = {PAGE: page(records)}
-    readme = README.read_text()
-    if START in readme:
-        wanted[README] = with_block(readme, glance(records))
+    wanted[README] = with_block(README.read_text(), glance(records))
+    wanted[SPEED] = with_block(SPEED.read_text(), speed_table())
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         print(

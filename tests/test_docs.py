@@ -49,22 +49,42 @@ def test_links_exist(page):
         assert (page.parent / link).exists(), f"{page.name} links to {link}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_named_scripts_exist(page):
-    """Every script that a command names is there."""
-    for name in re.findall(r"python ((?:plots/|tests/)?\w+\.py)", page.read_text()):
-        assert (ROOT / name).exists(), f"{page.name} names {name}"
+def anchor_of(heading: str) -> str:
+    """Returns the anchor that a heading gets on GitHub."""
+    kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+    return kept.replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_functions_in_code_marks_exist(page):
-    """Every `name` that looks like a function or flag is one of some script's."""
-    sources = "".join(path.read_text() for path in sorted(ROOT.glob("*.py")))
-    for name in re.findall(r"`--([a-z][a-z0-9-]+)", page.read_text()):
-        words = {name, name.removeprefix("no-")}
-        tools = "".join(path.read_text() for path in sorted((ROOT / "plots").glob("*.py")))
-        known = any(word.replace("-", "_") in sources + tools for word in words)
-        assert known, f"{page.name} names --{name}"
+def test_anchors_exist(page):
+    """Every link to a heading finds one."""
+    for name, anchor in re.findall(r"\]\((?!https?://)([^)#]*)#([^)]+)\)", page.read_text()):
+        text = (page.parent / name if name else page).read_text()
+        headings = re.findall(r"(?m)^#+ (.+)$", text)
+        assert anchor in map(anchor_of, headings), f"{page.name} links to {name}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_files_exist(page):
+    """Every file of the repository that a page names is there."""
+    for name in re.findall(
+        r"(?<![\w/.*])((?:plots/|tests/|docs/)?\w+\.(?:py|md))\b", page.read_text()
+    ):
+        found = [ROOT / name, page.parent / name]
+        assert any(path.exists() for path in found), f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_and_names_exist(page):
+    """Every flag is in some script, and every name in code marks like bellman_error."""
+    sources = [*ROOT.glob("*.py"), *(ROOT / "plots").glob("*.py"), *(ROOT / "tests").glob("*.py")]
+    words = set(re.findall(r"\w+", "".join(path.read_text() for path in sources)))
+    text = page.read_text()
+    for name in re.findall(r"`--([a-z][a-z0-9-]+)", text):
+        name = name.replace("-", "_")
+        assert {name, name.removeprefix("no_")} & words, f"{page.name} names --{name}"
+    for name in re.findall(r"`([a-z]\w*_\w+)`", text):
+        assert name in words, f"{page.name} names {name}"
 
 
 def test_tables_are_what_the_records_give():

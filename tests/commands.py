@@ -1,0 +1,66 @@
+"""The commands that README and docs show, and how long they take.
+
+python tests/commands.py    # runs those with a stated time, and writes docs/results/speed/commands.json
+"""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+RECORD = ROOT / "docs" / "results" / "speed" / "commands.json"
+
+COMMAND = re.compile(r"(?:python|uv run) ((?:plots/|tests/)?\w+\.py[^`\n#&;]*)")
+
+
+def list_commands() -> list[tuple[str, str]]:
+    """Returns each command once, without its `python`, and a page that shows it."""
+    found = {}
+    for page in PAGES:
+        for command in COMMAND.findall(page.read_text()):
+            found.setdefault(command.strip(), page.name)
+    return list(found.items())
+
+
+def list_stated_times() -> dict[str, float]:
+    """Returns the seconds that README's table of scripts states, by command."""
+    rows = re.findall(r"`python ([^`]+)`: (\d+) s", (ROOT / "README.md").read_text())
+    return {command: float(seconds) for command, seconds in rows}
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess:
+    """Runs a command of the repository in a folder, as a first start: nothing is compiled yet."""
+    script, *flags = command.split()
+    environment = os.environ | dict(JAX_PLATFORMS="cpu", XDG_CACHE_HOME=str(folder / "cache"))
+    return subprocess.run(
+        [sys.executable, str(ROOT / script), *flags],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def main():
+    """Times the commands of README's table and writes the record."""
+    seconds = {}
+    for command in list_stated_times():
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.time()
+            done = run(command, Path(folder))
+            seconds[command] = round(time.time() - began, 1)
+        assert done.returncode == 0, done.stderr
+        print(f"{seconds[command]:6.1f} s  {command}", flush=True)
+    machine = f"{os.cpu_count()} CPU cores, Python {platform.python_version()}"
+    RECORD.write_text(json.dumps(dict(machine=machine, seconds=seconds), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
