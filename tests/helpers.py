@@ -1,6 +1,8 @@
 """What several tests ask of results, and of a script that runs or refuses to."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +21,37 @@ def results(run: Path) -> dict:
     """Returns the arrays of a run's record."""
     with np.load(run / "results.npz") as file:
         return {name: file[name] for name in file.files}
+
+
+def quick_variables(folder: Path) -> dict:
+    """Returns the environment variables of a script that tests start.
+
+    Its programs are compiled quickly and badly, and a second start finds them in folder/cache.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return kept | dict(
+        JAX_PLATFORMS="cpu",
+        JAX_COMPILATION_CACHE_DIR=str(folder / "cache"),
+        JAX_PERSISTENT_COMPILATION_CACHE_MIN_COMPILE_TIME_SECS="0",
+        JAX_DISABLE_MOST_OPTIMIZATIONS="1",
+    )
+
+
+def make_start(script: Path, folder: Path):
+    """Returns start(*flags, **variables), which starts a script in folder as a process."""
+
+    def start(*flags, preexec_fn=None, **variables):
+        return subprocess.Popen(
+            [sys.executable, str(script), *map(str, flags)],
+            env=quick_variables(folder) | variables,
+            text=True,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=preexec_fn,
+        )
+
+    return start
 
 
 def finish(process, code=0, timeout=120):

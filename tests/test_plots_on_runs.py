@@ -1,12 +1,12 @@
 """Every tool of plots/ on runs that scorer_dqn.py has just made."""
 
-import os
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from helpers import quick_variables
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "plots"))
@@ -23,7 +23,7 @@ COMMANDS = dict(
 def runs(tmp_path_factory):
     """One run folder for each of COMMANDS."""
     folder = tmp_path_factory.mktemp("runs")
-    environment = os.environ | dict(JAX_COMPILATION_CACHE_DIR=str(folder / "cache"))
+    environment = quick_variables(folder)
     for name, flags in COMMANDS.items():
         subprocess.run(
             [sys.executable, ROOT / "scorer_dqn.py", *flags.split(), "--runs-dir", folder / name],

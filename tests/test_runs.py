@@ -1,7 +1,6 @@
 """scorer_dqn.py from the outside: flags, record, checkpoints, signals, devices, processes, learning."""
 
 import json
-import os
 import re
 import resource
 import shutil
@@ -22,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import finish
+from helpers import make_start
+from helpers import quick_variables
 from helpers import results
 from safetensors.numpy import load_file
 
@@ -77,31 +78,18 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def environment(folder):
     """Returns the environment variables of a script that these tests start."""
-    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    return kept | dict(
-        JAX_PLATFORMS="cpu",
-        JAX_COMPILATION_CACHE_DIR=str(folder / "cache"),
-        JAX_PERSISTENT_COMPILATION_CACHE_MIN_COMPILE_TIME_SECS="0",
-    )
+    return quick_variables(folder)
 
 
 @pytest.fixture(scope="module")
-def start(folder, environment):
+def start(folder):
     """Starts the script with flags and environment variables; ends it when the tests are over."""
     processes = []
+    start_script = make_start(SCRIPT, folder)
 
-    def start(*flags, preexec_fn=None, **variables):
-        process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), *map(str, flags)],
-            env=environment | variables,
-            text=True,
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            preexec_fn=preexec_fn,
-        )
-        processes.append(process)
-        return process
+    def start(*flags, **options):
+        processes.append(start_script(*flags, **options))
+        return processes[-1]
 
     yield start
     for process in processes:
@@ -342,6 +330,7 @@ def test_first_speed_leaves_out_the_warm_up(capsys):
 # --------------------------------- Seeds, devices and processes -----------------------------------
 
 
+@pytest.mark.slow
 def test_seeds_beside_others_and_devices(start, folder, pair):
     """Six seeds on four devices use three, and seeds 0 and 1 are bit for bit those of the pair."""
     flags = [*TINY, "--num-seeds", 6, "--runs-dir", folder / "six"]
@@ -365,6 +354,7 @@ def test_one_seed(start, folder):
     assert read_meta(run)["lanes"] == 1
 
 
+@pytest.mark.slow
 def test_two_processes(start, folder, pair):
     """Two processes with one seed each write one result, bit for bit the single process's."""
     with socket.socket() as free:
@@ -383,6 +373,7 @@ def test_two_processes(start, folder, pair):
     assert_same_models(run, pair[1])
 
 
+@pytest.mark.slow
 def test_sweep(start, folder, pair):
     """Three rates as one program: a record per rate, and one of them is the single run's."""
     flags = ["--follower-learning-rate", 1e-3, 3e-4, 1e-5, "--save-model"]
@@ -405,6 +396,7 @@ def test_sweep(start, folder, pair):
     assert len(np.unique(norms)) == 6
 
 
+@pytest.mark.slow
 def test_second_start_is_quick(start, folder):
     """Compiled programs are kept in the user's cache folder, unless the user says otherwise."""
     usual = dict(XDG_CACHE_HOME=str(folder / "user"), JAX_COMPILATION_CACHE_DIR="")
@@ -573,6 +565,7 @@ def forbid_large_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "disk, limit, reason",
     [
@@ -995,6 +988,7 @@ def test_variables_that_people_set(env, variables, start, folder):
 # ------------------------------------------ Learning ----------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variant", ["", "--scorer --follower-learning-rate 2e-3"], ids=["baseline", "scorer"]
 )

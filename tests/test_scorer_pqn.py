@@ -1,9 +1,7 @@
 """scorer_pqn.py: lambda-returns, rollouts, minibatches, rates, known Q, and the script from outside."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from environments import Limit
 from environments import Probe
 from environments import ProbeParams
 from helpers import finish
+from helpers import make_start
 from helpers import refusal
 from helpers import results
 from helpers import tree_equal
@@ -525,20 +524,7 @@ DIAGNOSTICS = {
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """Starts the script with these flags; a second start finds its programs compiled."""
-    folder = tmp_path_factory.mktemp("pqn")
-    environment = os.environ | dict(JAX_COMPILATION_CACHE_DIR=str(folder / "cache"))
-
-    def start(*flags, **variables):
-        return subprocess.Popen(
-            [sys.executable, str(ROOT / "scorer_pqn.py"), *map(str, flags)],
-            text=True,
-            cwd=folder,
-            env=environment | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    return start
+    return make_start(ROOT / "scorer_pqn.py", tmp_path_factory.mktemp("pqn"))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import finish
+from helpers import make_start
 from helpers import refusal
 from helpers import results
 
@@ -507,18 +507,7 @@ TINY = (
 def start(tmp_path_factory):
     """Starts the script with these flags, with a folder of its own for compiled programs."""
     folder = tmp_path_factory.mktemp("atari")
-    environment = os.environ | dict(JAX_COMPILATION_CACHE_DIR=str(folder / "cache"))
-
-    def start(*flags, **variables):
-        return subprocess.Popen(
-            [sys.executable, str(ROOT / "scorer_pqn_atari.py"), *map(str, flags)],
-            text=True,
-            cwd=folder,
-            env=environment | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
+    start = make_start(ROOT / "scorer_pqn_atari.py", folder)
     start.folder = folder
     return start
 
@@ -637,6 +626,7 @@ def test_checkpoint(stopped):
     assert np.array_equal(records.curves()["returns"][0], record["returns"][0], equal_nan=True)
 
 
+@pytest.mark.slow
 def test_resume(stopped, whole, start, tmp_path):
     """Its learner goes on, its games start anew, and that is said.
 
@@ -660,6 +650,7 @@ def test_resume(stopped, whole, start, tmp_path):
         np.testing.assert_array_equal(after[name], undisturbed[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["JAX_ENABLE_X64", "JAX_DEBUG_NANS"])
 def test_settings_for_looking_for_faults(variable, start, tmp_path):
     """A run with double precision allowed, or which stops at a NaN, ends as any other."""
@@ -696,6 +687,7 @@ def main_here(tmp_path, monkeypatch, capsys):
     jax.config.update(name, seconds)
 
 
+@pytest.mark.slow
 def test_evaluations_are_made_where_a_curve_has_a_point(main_here):
     """2,000 rollouts of a step are 1,000 points of two: every hundredth step ends one of them."""
     flags = (
@@ -708,6 +700,7 @@ def test_evaluations_are_made_where_a_curve_has_a_point(main_here):
     assert evaluated.tolist() == list(range(100, 2001, 100))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_in_the_second_seed(number, code, main_here, monkeypatch):
     """What is printed is the mean of the seeds that are whole, here the first."""

@@ -1,11 +1,8 @@
 """scorer_r2d2.py: recurrence, targets, masks, priorities, navix's episodes, memory, and a run."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import make_start
 from helpers import tree_equal
 
 import scorer_r2d2 as r2d2
@@ -1018,6 +1016,7 @@ def test_no_copy_of_the_replay():
 # --------------------------------------------- navix ----------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Navix-Empty-Random-5x5-v0"])
 def test_navix_episodes_against_a_loop(name):
     """One real environment, its actions played again in a plain loop that knows where navix resets.
@@ -1064,6 +1063,7 @@ def test_navix_episodes_against_a_loop(name):
     assert tree_equal(now.observation.ravel(), state.obs[0])
 
 
+@pytest.mark.slow
 def test_dynamic_obstacles_ends_where_a_ball_moves_into_the_player():
     """In navix 0.7.4 that ends the episode with 0; walking into a ball does nothing (differences.md)."""
     import navix
@@ -1110,6 +1110,7 @@ class Forgetful(PERCEPTION):
         return PERCEPTION.__call__(self, carry, obs, jnp.ones_like(is_last))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("perception", [PERCEPTION, Forgetful])
 def test_memory_probe(perception, monkeypatch):
     """The first step's cue decides the right action at the last: with memory 1, without it 1/2."""
@@ -1219,33 +1220,16 @@ def read_record(run: Path):
     return record, json.loads(str(record.pop("meta")))
 
 
+@pytest.mark.slow
 def test_run_and_resume(tmp_path):
     """A run of two seeds, stopped by Ctrl-C, and one that goes on from there; both begin alike."""
-    env = dict(
-        os.environ,
-        JAX_PLATFORMS="cpu",
-        JAX_COMPILATION_CACHE_DIR=str(tmp_path / "cache"),
-        JAX_PERSISTENT_COMPILATION_CACHE_MIN_COMPILE_TIME_SECS="0",
-        JAX_DISABLE_MOST_OPTIMIZATIONS="1",
-    )
+    start = make_start(SCRIPT, tmp_path)
     flags = (
         "--env Navix-Empty-Random-5x5-v0 --scorer --diagnostics --num-seeds 2 --num-envs 2 "
         "--hidden-dim 8 --batch-size 4 --sequence-length 8 --burn-in 3 --n-step 3 "
         "--buffer-size 400 --learning-starts 100 --update-interval 4 "
         "--target-update-interval 32 --total-timesteps 4100"
     ).split()
-
-    def start(*flags):
-        command = [sys.executable, SCRIPT, *flags, "--runs-dir", tmp_path / "runs"]
-        return subprocess.Popen(
-            [str(word) for word in command],
-            env=env,
-            cwd=tmp_path,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
     process = start(*flags, "--checkpoint-every-minutes", 60)
     head = [process.stdout.readline() for _ in range(4)]  # the last is the first tenth's
     process.send_signal(signal.SIGINT)

@@ -456,6 +456,7 @@ def run_tool(*words) -> subprocess.CompletedProcess:
     return done
 
 
+@pytest.mark.slow
 def test_a_real_run(tmp_path):
     out = tmp_path / "speed.json"
     text = run_tool("--seeds", 2, "--steps", 3000, "--repeats", 1, "--compare", "--out", out).stdout
