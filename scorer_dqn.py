@@ -7,7 +7,7 @@ and quickly, as its learning rate is higher; then the leader, on what the follow
 Without --scorer the same layers have one loss and one optimiser: DQN, the baseline.
 
     python scorer_dqn.py --env Breakout-MinAtar --scorer --total-timesteps 1e6   # a minute on a laptop
-    python scorer_dqn.py --env Breakout-MinAtar --scorer --num-seeds 30          # the paper's run: a GPU
+    python scorer_dqn.py --env Breakout-MinAtar --scorer --num-seeds 30          # 30 seeds: on a GPU
 
 What stands where, from top to bottom:
 
@@ -17,7 +17,7 @@ What stands where, from top to bottom:
     The game      the method: losses, targets and one round of the game; needs jax and optax alone
     Ablations     the paper's variations of a round, one function each; skip them at first
     Training      Algorithm 1: act, store, sample, learn; its heading says where each line is
-    Counts        how a run is divided into loops; skip it
+    Counts        how a run is divided into loops; look up its fields, skip the rest
     The checks    what the flags may be; skip them
     The run       seeds side by side, progress, checkpoints, records; the same in every script; skip it
 
@@ -352,10 +352,10 @@ class Control(nn.Module):
 # E[delta^2] = Var[delta] + E[delta]^2: perception takes on the variance, the part that adding a
 # constant to the values could not correct; control takes the whole.
 #
-# Control leads in the sense of Stackelberg: perception answers whatever control has committed to, and
-# answers quickly, so that slow control always meets an answer that is nearly the best. One step of
-# the follower stands for that answer; the leader, who commits by being slow, takes its own step after
-# it, and no gradient flows through the answer.
+# Control leads in the sense of Stackelberg: it commits to its parameters by changing them slowly, and
+# perception answers them quickly, so that control always meets an answer that is nearly the best. In
+# an update perception's one step, the answer, comes first, and control's step comes after it; no
+# gradient flows through the answer.
 #
 # To use it elsewhere, copy from here to the next heading, with `import jax`, `jax.numpy as jnp`,
 # `optax`, and `Any`, `NamedTuple` of typing. What you bring, here with flax:
@@ -372,7 +372,7 @@ class Control(nn.Module):
 #     params, opt_state = scorer_update(
 #         networks, optimizers, params, opt_state, follower_batch, leader_batch)
 #
-# The leader's rate is the one with which your agent learns, the follower's 3 to 5 times that. Compare
+# The leader's rate is the one that your agent has now, the follower's 3 to 5 times that. Compare
 # with `baseline_update`, once at each of the two rates: it has one batch, and one optimiser, whose state
 # is made from the pair of parameters.
 # Acting, the replay and the target networks stay yours. Only `q_values` knows flax: for Haiku,
@@ -383,8 +383,8 @@ class Control(nn.Module):
 class Players(NamedTuple):
     """A pair: of networks, of their parameters, of optimisers, or of the optimisers' states."""
 
-    perception: Any  # f_phi, the follower's
-    control: Any  # Q_theta, the leader's
+    perception: Any  # f_phi
+    control: Any  # Q_theta
 
 
 class Batch(NamedTuple):
@@ -412,11 +412,11 @@ def compute_td_target(networks, params, target, transition, gamma, double=False)
     `transition` has reward, next_obs and terminated: next_obs is the observation that the action led
     to, also at an episode's end; terminated says that no reward can follow, so it is false where a
     time limit has cut the episode. a* is the best action by the target networks; for Double DQN, by
-    the online control network on target features (line 11), where others take online features, too.
-    gamma is a number, or one for each transition, as n-step returns of your own need it.
+    the online control network, on target features, as line 11 says: usual Double DQN takes online
+    features for that. gamma is a number, or one for each transition, as n-step returns of your own need it.
 
-    Neither player's step changes Y, so both batches' may be computed before the follower moves: the
-    target networks stand still, and the theta that Double uses is the leader's, who moves last.
+    Y of both players' batches may be computed before either steps: the follower's step changes neither
+    the target networks nor the theta that Double uses.
     """
     next_q = q_values(networks, target, transition.next_obs)  # [batch, actions]
     chooser = next_q
@@ -505,7 +505,10 @@ def inverted_roles_update(
     leader_batch,
     objective=follower_loss,
 ):
-    """Plays a round with the roles exchanged: control follows, then perception leads."""
+    """Plays a round with the roles exchanged: control follows, then perception leads.
+
+    With --double the leader's targets, too, are of the theta before the round.
+    """
 
     def control_objective(theta):
         return objective(bellman_error(networks, Players(params.perception, theta), follower_batch))
@@ -564,12 +567,20 @@ def synchronous_update(networks, optimizers, params, opt_state, perception_batch
 #   12, 15    the players' two steps     learn, which calls scorer_update
 #   17, 18    update target networks     train_stretch
 #
-# A step of training draws at its end what the next one learns from, so that learning and acting
-# need not wait for each other: see train_step.
+# Where line 8 says T_start, warm-up ends with the step that reaches it; T_target counts from there.
+#
+# Learning and acting need not wait for each other, as a step learns from what the one before drew:
+#   step t      acts with params(t), stores, draws      learns params(t+1) from step t-1's draw
+#   step t + 1  acts with params(t+1), stores, draws    learns params(t+2) from step t's draw
+# In the order of Algorithm 1 step t + 1 would act with what is learned from step t's draw.
 #
 # The loops: a chunk is one call of the compiled program; in it are stretches, and in these updates.
-# The target networks can change only after a stretch, so it is as long as they stand still, or a
-# fraction of that. MinAtar: 16,000 steps of 128 environments, 125 updates, are a stretch and a chunk.
+# Target networks change only between stretches. A stretch is as long as they stand still (a target
+# period), or a part of that where it is long; so after each it is asked whether a period is over.
+# MinAtar: targets change every 16,000 environment steps, 125 steps of 128 environments. They
+# have 125 updates: a period, a stretch and a chunk are the same.
+#
+# Read make_train first, down to train_chunk; what stands before it are its parts.
 # ==================================================================================================
 
 
@@ -587,7 +598,8 @@ def make_optimizers(args: Args, num_updates: int, follower_rate):
 
     All rates fall to exactly 0 over the updates of the run, by default linearly, as in the paper's
     experiments, so the leader's is a constant share of the follower's. The paper's theory (section
-    4) wants that share to vanish, which --leader-decay-power 1.5 does.
+    4) wants that share to vanish, which --leader-decay-power 1.5 does. follower_rate is the rate of
+    whoever follows: with inverted roles that is control.
     """
 
     def adam(initial_rate, power=1.0):
@@ -672,16 +684,17 @@ def keep_apart(params: Players) -> Players:
     """Returns params unchanged: no number differs, only speed.
 
     train_step acts and learns with the same parameters. XLA, JAX's compiler, would merge the matrix
-    products of both; then neither could start before the other's inputs are there. It does not look through
-    this barrier: 164 us per step in place of 183 (30 seeds on an H200).
+    products of both; then neither could start before the other's inputs are there. It does not look
+    through this barrier: a step takes 164 us with it and 183 without (30 seeds on an H200).
     """
     return jax.lax.optimization_barrier(params)
 
 
 def share_of(mask):
-    """Returns the share of true ones in mask [n], where all are true exactly 1.
+    """Returns the share of true entries in mask [n]: exactly 1, where all are true.
 
-    In float32 the mean of 41 ones is less than that, and a curve begins where this share is 1.
+    A curve begins where this share is 1, and a mean in float32 may miss it by rounding: of 41 ones it
+    is 0.99999994.
     """
     return jnp.where(mask.all(), 1.0, mask.mean())
 
@@ -732,7 +745,7 @@ def random_key(seed, purpose, index=0):
 
 
 def make_train(args: Args, env: Environment) -> "Training":
-    """Makes the functions that train one seed; the run compiles them for all seeds, as by vmap."""
+    """Makes the functions that train one seed; the run trains all seeds side by side with them."""
     counts = count_steps(
         args.total_timesteps, args.learning_starts, args.target_update_interval, args.num_envs
     )
@@ -783,6 +796,7 @@ def make_train(args: Args, env: Environment) -> "Training":
             terminated=jnp.zeros(args.num_envs, bool),
         )
         replay = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape), x.dtype), transition)
+        first_indices = jnp.zeros((num_batches, args.batch_size), jnp.int32)  # never learned from
         optimizers = make_optimizers(args, counts.num_updates, follower_rate)
         state = State(
             seed=seed,
@@ -791,9 +805,7 @@ def make_train(args: Args, env: Environment) -> "Training":
             target=params,
             opt_state=init_optimizers(optimizers, params),
             replay=replay,
-            drawn=sample(
-                replay, jnp.zeros((num_batches, args.batch_size), jnp.int32)
-            ),  # a stand-in
+            drawn=sample(replay, first_indices),
             env_state=env_state,
             obs=obs,
             episodes=jnp.zeros((), jnp.int32),
@@ -803,7 +815,7 @@ def make_train(args: Args, env: Environment) -> "Training":
         return state
 
     def act(state, now):
-        """Takes an epsilon-greedy step in all environments (lines 4 to 6)."""
+        """Takes an epsilon-greedy step in all environments (lines 4, 5 and most of 6)."""
         q = q_values(networks, keep_apart(state.params), state.obs)  # [num_envs, actions]
         explore = now.chance < epsilon(now.step)
         action = jnp.where(explore, now.random_action, q.argmax(axis=-1).astype(jnp.int32))
@@ -834,7 +846,7 @@ def make_train(args: Args, env: Environment) -> "Training":
         )
 
     def warm_up_step(state, now):
-        """Acts without learning, while the replay fills; only its last draw is ever learned from."""
+        """Acts without learning, while the replay fills; the first update learns from the last draw."""
         return act_and_store(state, now), None
 
     def with_td_target(params, target, transition) -> Batch:
@@ -844,23 +856,24 @@ def make_train(args: Args, env: Environment) -> "Training":
 
     def learn(state):
         """Makes one update from what was drawn (lines 11, 12, 14 and 15)."""
-        # Optimisers are pairs of functions, which cost nothing to make; their state is in opt_state.
-        # They are made here because in a sweep the rate is a value of the seed's.
+        # Optimisers are functions, made here anew, as each seed's lane may have a rate of its own.
         optimizers = make_optimizers(args, counts.num_updates, state.follower_rate)
         stacked = with_td_target(state.params, state.target, state.drawn)  # [batches, batch, ...]
-        batches = unstack(stacked)  # the follower's and the leader's
-        if not args.scorer:
-            # Unstacked, XLA would round the gradient differently than in the records in docs/results.
-            batches = [stacked]  # [1, batch, ...], which to the losses is the same
+        if args.scorer:
+            batches = unstack(stacked)  # the follower's and the leader's
+        else:
+            # One batch. Its axis of 1 means nothing to the losses, but without it XLA would round the
+            # gradient differently than in the records in docs/results.
+            batches = [stacked]  # [1, batch, ...]
         return update(networks, optimizers, state.params, state.opt_state, *batches)
 
     def train_step(state, now):
         """Learns from what the step before has drawn, and acts: both from the same state.
 
-        So neither waits for the other: 164 us per step in place of 221 (30 seeds on an H200). A step is
-        stored, drawn from and learned from in the paper's order; only, the next step is acted with the
-        parameters from before that update. It makes no difference to the returns on Breakout: so 66.1
-        [64.3, 67.6], in the paper's order 67.2 [65.7, 68.4] (60 seeds, 95 % intervals).
+        So neither waits for the other: a step takes 164 us, in the paper's order 221 (30 seeds on an
+        H200). A step is stored, drawn from and learned from in that order here, too; only, the next one
+        acts with the parameters from before the update. No difference in returns was found: on Breakout
+        66.1 [64.3, 67.6] so, and 67.2 [65.7, 68.4] in the paper's order (60 seeds, 95 % intervals).
         """
         params, opt_state = learn(state)
         state = act_and_store(state, now)
@@ -869,9 +882,7 @@ def make_train(args: Args, env: Environment) -> "Training":
     def train_stretch(state, inputs):
         """Trains for one stretch, then updates the target networks if it is time (lines 17 and 18)."""
         state, _ = jax.lax.scan(train_step, state, inputs)
-        updates = (
-            inputs.step[-1] + 1 - counts.warmup_steps
-        )  # since learning began, as stretches count
+        updates = inputs.step[-1] + 1 - counts.warmup_steps  # made so far
         is_due = updates % counts.target_period == 0
         tau = jnp.where(is_due, args.tau, 0.0)  # 0 leaves them as they are
         target = optax.incremental_update(state.params, state.target, tau)

@@ -9,7 +9,7 @@ what the follower made of it. Without --scorer the same layers have one loss and
 the baseline.
 
     python scorer_pqn.py --env Breakout-MinAtar --scorer --total-timesteps 1e6   # a minute on a laptop
-    python scorer_pqn.py --env Breakout-MinAtar --scorer --num-seeds 30          # the paper's run: a GPU
+    python scorer_pqn.py --env Breakout-MinAtar --scorer --num-seeds 30          # 30 seeds: on a GPU
 
 What stands where, from top to bottom:
 
@@ -296,7 +296,8 @@ def free_slot(key, filled):
 # ==================================================================================================
 # Networks
 #
-# Perception's two norms have the same shape: in a saved model, numbers would not tell them apart.
+# Perception's two norms have names, as they have one shape: under flax's automatic names, LayerNorm_0
+# and LayerNorm_1, whoever loads a saved model could take one for the other.
 # ==================================================================================================
 
 
@@ -333,7 +334,7 @@ class Control(nn.Module):
 # The game
 #
 # E[delta^2] = Var[delta] + E[delta]^2: perception takes on the variance, the part that no constant
-# could correct; control, which sees the same errors, takes the whole.
+# could correct; control, which learns from the same minibatch, takes the whole.
 #
 # To use it elsewhere, copy from here to the next heading, with `import jax`, `jax.numpy as jnp`,
 # `optax`, and `Any`, `NamedTuple` of typing. What you bring, here with flax:
@@ -543,9 +544,10 @@ class Transition(NamedTuple):
 
 
 def share_of(mask):
-    """Returns the share of true ones in mask [n], where all are true exactly 1.
+    """Returns the share of true entries in mask [n]: exactly 1, where all are true.
 
-    In float32 the mean of 41 ones is less than that, and a curve begins where this share is 1.
+    A curve begins where this share is 1, and a mean in float32 may miss it by rounding: of 41 ones it
+    is 0.99999994.
     """
     return jnp.where(mask.all(), 1.0, mask.mean())
 

@@ -7,7 +7,7 @@ on what the follower made of it. Without --scorer the same layers have one loss 
 PQN, the baseline.
 
     python scorer_pqn_atari.py --env Pong-v5 --scorer --total-timesteps 2e4   # minutes on a laptop
-    python scorer_pqn_atari.py --env Phoenix-v5 --scorer --num-seeds 5        # the paper's run: a GPU
+    python scorer_pqn_atari.py --env Phoenix-v5 --scorer --num-seeds 5        # a GPU, a day
 
 What stands where, from top to bottom:
 

@@ -8,7 +8,7 @@ made of it. Without --scorer the same layers have one loss and one optimiser: R2
 The environments are navix's MiniGrid, where one sees only what is ahead and so needs a memory.
 
     python scorer_r2d2.py --scorer --total-timesteps 1e5  # Empty-Random: minutes on a laptop
-    python scorer_r2d2.py --env Navix-FourRooms-v0 --scorer --num-seeds 30  # the paper's run: a GPU
+    python scorer_r2d2.py --env Navix-FourRooms-v0 --scorer --num-seeds 30  # 30 seeds: on a GPU
 
 What stands where, from top to bottom:
 
@@ -17,14 +17,16 @@ What stands where, from top to bottom:
     Networks      f_phi and Q_theta, two flax modules
     The game      the method: losses, n-step targets and one round of the game; needs jax and optax
     Training      Algorithm 1: act, store, sample, learn; its heading says where each line is
-    Counts        how a run is divided into loops; skip it
+    Counts        how a run is divided into loops; look up its fields, skip the rest
     The checks    what the flags may be; skip them
     The run       seeds side by side, progress, checkpoints, records; the same in every script; skip it
 
-To understand the method read scorer_dqn.py first: "The game" and "Training" have the same functions
+To understand the method read scorer_dqn.py first: "The game" and "Training" have the same roles
 there. What R2D2 adds: sequences in place of transitions, so that losses take a mask of the steps
 that count; a hidden state, stored with each step and brought up to date by a burn-in; targets with
-several rewards; and priorities, so that the leader's loss takes importance weights. The paper:
+several rewards; and priorities, so that the leader's loss takes importance weights. A step acts and
+then learns, in the order of Algorithm 1. R2D2's rescaling of values is left out, as in SCORER's
+paper. The paper:
 Martinez et al., "Stackelberg Coupling of Online Representation Learning and Reinforcement
 Learning", ICLR 2026. R2D2: Kapturowski et al., "Recurrent Experience Replay in Distributed
 Reinforcement Learning", ICLR 2019.
@@ -265,9 +267,9 @@ def scan_over_time(step, carry, inputs):
 class Perception(nn.Module):
     """f_phi: a sequence of observations -> features z (table "SCORER R2D2").
 
-    A step's features are the next step's hidden state, both of norm 1; only after an episode's last
-    observation the hidden state is 0. This is flax's GRUCell, but for what does not depend on the
-    hidden state: the products with the inputs are one matrix product for all steps.
+    A step's features, of norm 1, are also the hidden state that the next step starts from; only after
+    an episode's last observation it starts from 0. The cell is flax's GRUCell, made quick: what does
+    not depend on the hidden state, the products with the inputs, is one product for all steps.
     """
 
     hidden_dim: int = 128
@@ -295,7 +297,8 @@ class Perception(nn.Module):
             x = inputs(jnp.tanh(embed(l2_norm(obs.astype(jnp.float32)))))
             return scan_over_time(step, carry, (x, is_last))
 
-        # Acting passes one step, which is then "burn-in": the second run gets none, and does nothing.
+        # Two runs of the same layers, the first without a gradient. Acting passes a single step: the
+        # first run takes it, and the second gets no steps and does nothing.
         start = self.burn_in
         burnt_in = run(carry, obs[:start], is_last[:start])
         carry, past = jax.lax.stop_gradient(burnt_in)
@@ -384,8 +387,8 @@ def compute_td_target(networks, params, target, sequences, gamma, n_step):
     control network's choice on target features, as in Double DQN. The last step's Y is only the
     value there: nothing to learn from.
 
-    Neither player's step changes Y, so both batches' may be computed before the follower moves: the
-    target networks stand still, and the theta that a* uses is the leader's, who moves last.
+    Y of both players' batches may be computed before either steps: the follower's step changes neither
+    the target networks nor the theta that chooses a*.
     """
     carry = sequences.carry[0]  # [batch, dim], as acting stored it: burn-in brings it up to date
     _, z = networks.perception.apply(
@@ -399,8 +402,9 @@ def compute_td_target(networks, params, target, sequences, gamma, n_step):
     reward = sequences.reward[:-1]
     at_the_end = (1.0 - sequences.terminated[:-1]) * value[1:]
     td_target = value
-    # Each turn puts one reward in front of what the turn before found for the next step; after k turns
-    # these are the targets of at most k rewards. A dummy step's are meaningless, and masked.
+    # From targets of at most k rewards to those of k + 1: r_t, and then gamma times the next step's
+    # target; where step t is its episode's last, gamma times the value at the end instead. A dummy
+    # step's are meaningless, and masked.
     for _ in range(n_step):
         what_follows = jnp.where(sequences.is_last[1:], at_the_end, td_target[1:])
         td_target = jnp.concatenate([reward + gamma * what_follows, value[-1:]])
@@ -424,9 +428,9 @@ def masked_mean(x, mask):
 def follower_loss(delta, mask, weight):
     """Returns Var[delta], the population variance over the mask: what perception minimises.
 
-    weight is 1, as in the released code, where only the leader's errors have importance weights. With
-    --follower-importance-weights the mean of delta is the weighted one, and the squares around it are
-    weighted as the leader's are.
+    weight holds ones, as only the leader's errors have importance weights in the released code. With
+    --follower-importance-weights it holds those weights: they make the mean, and weigh the squares
+    around it as they weigh the leader's.
     """
     mean = masked_mean(delta, mask * weight)
     return masked_mean(weight * jnp.square(delta - mean), mask)
@@ -504,7 +508,7 @@ def baseline_update(networks, optimizer, params, opt_state, batch):
 #   10, 13    sample two minibatches     learn, which calls sample
 #   11, 14    compute targets Y          learn, which calls compute_td_target by make_batch
 #   12, 15    the players' two steps     learn, which calls scorer_update
-#   17, 18    update target networks     train_stretch
+#   17, 18    update target networks     train_stretch: tau is 1, a copy
 # ==================================================================================================
 
 
@@ -585,12 +589,12 @@ flashbax_priorities = prioritised_trajectory_buffer._calculate_new_item_prioriti
 
 
 def largest_priority(sum_tree, *places):
-    """Gives new sequences the largest priority so far, uncut, in place of flashbax's function.
+    """Gives new sequences the largest priority so far, not rounded, in place of flashbax's function.
 
     It returns these priorities, and those of the sequences that the new ones overwrite: 0.
     """
-    cut, overwritten = flashbax_priorities(sum_tree, *places)
-    return jnp.where(cut > 0, sum_tree.max_recorded_priority, 0.0), overwritten
+    rounded, overwritten = flashbax_priorities(sum_tree, *places)
+    return jnp.where(rounded > 0, sum_tree.max_recorded_priority, 0.0), overwritten
 
 
 def make_replay(args: Args):
@@ -661,9 +665,10 @@ def unstack(batches: Batch) -> list[Batch]:
 
 
 def share_of(mask):
-    """Returns the share of true ones in mask [n], where all are true exactly 1.
+    """Returns the share of true entries in mask [n]: exactly 1, where all are true.
 
-    In float32 the mean of 41 ones is less than that, and a curve begins where this share is 1.
+    A curve begins where this share is 1, and a mean in float32 may miss it by rounding: of 41 ones it
+    is 0.99999994.
     """
     return jnp.where(mask.all(), 1.0, mask.mean())
 
@@ -799,7 +804,7 @@ def make_train(args: Args, env: Environment) -> "Training":
         return state
 
     def act(state, now):
-        """Takes an epsilon-greedy step in all environments (lines 4 to 6)."""
+        """Takes an epsilon-greedy step in all environments (lines 4 and 5, most of 6, and 7)."""
         carry, q = q_values(
             networks, state.params, state.carry, state.obs[None], state.is_last[None]
         )
@@ -874,7 +879,8 @@ def make_train(args: Args, env: Environment) -> "Training":
         params, opt_state, delta = update(
             networks, optimizers, state.params, state.opt_state, *batches
         )
-        # Only a place where no sequence begins has priority 0, and keeps it: see mask_of.
+        # Sequences that the leader learned from get new priorities, as in the released code. Only a
+        # place where no sequence begins has priority 0, and keeps it: see mask_of.
         priority = jnp.maximum(sequence_priority(delta, leader_batch.mask), 1e-6)
         priority = jnp.where(leader_batch.weight > 0, priority, 0.0)
         replay = buffer.set_priorities(state.replay, drawn.place[-1], priority)

@@ -37,6 +37,7 @@ figure learning_curves atari docs/results/atari/*{Phoenix,Pong,Qbert}*
 figure deep_sea deep_sea docs/results/deep_sea > /dev/null
 figure baird baird docs/results/baird/baird__Baird__sampled-balanced__*
 python plots/game_or_rates.py --out docs/images/game_or_rates.png
+python plots/game_or_rates.py --over-steps --out docs/images/rank_and_norm.png
 python plots/speed.py --saved docs/results/speed/h200/{dqn,grow}.json --grow \
   --figure docs/images/growth.png > /dev/null
 python plots/watch.py docs/models/*Breakout* --out docs/images/breakout.gif

@@ -1,6 +1,7 @@
 """The game or the two rates: final return and effective rank of SCORER and three baselines.
 
 python plots/game_or_rates.py --out docs/images/game_or_rates.png
+python plots/game_or_rates.py --over-steps --out docs/images/rank_and_norm.png
 """
 
 from pathlib import Path
@@ -48,21 +49,41 @@ def draw_bar(ax, place: int, estimate: stats.Estimate, color: str):
     ax.annotate(f"{estimate.value:.0f}", end, (0, 1), textcoords="offset points", ha="center")
 
 
-def main(out: Path = Path("game_or_rates.png")):
+def draw_game_over_steps(top, bottom, records: Records, game: str):
+    """Draws one game: srank above, norm of all parameters below, over the steps of training."""
+    looks = style.choose_looks([name for _, name in METHODS.values()])
+    for label, (flags, name) in METHODS.items():
+        sample = records.sample("scorer_dqn.py", f"{game}-MinAtar", flags)
+        if sample is None or "srank" not in sample.curves:
+            continue
+        norm = np.hypot(sample.curves["perception_norm"], sample.curves["control_norm"])
+        for ax, curve in ((top, sample.curves["srank"]), (bottom, norm)):
+            known = np.isfinite(curve).all(axis=0)  # measured now and then
+            estimate = stats.bootstrap(stats.iqm, curve[:, known])
+            look = looks[name] | dict(label=label)
+            style.draw_curve(ax, sample.timesteps[known], estimate, 0, **look)
+    top.set(title=game, ylim=(0, 140))
+    bottom.set(xlabel="Steps (millions)", ylim=(0, None))
+
+
+def main(out: Path = Path("game_or_rates.png"), over_steps: bool = False):
     """Draws final return and effective rank of SCORER and three baselines on four games.
 
     Args:
         out: picture to write; its ending names the format.
+        over_steps: draw effective rank and norm over the steps of training instead.
     """
     style.check_options(out)
     records = Records()
     figure, axes = style.make_panels(8, columns=4)
+    draw = draw_game_over_steps if over_steps else draw_game
     for column, game in enumerate(GAMES):
-        draw_game(axes[column], axes[4 + column], records, game)
-    axes[0].set_ylabel("IQM return")
-    axes[4].set_ylabel("srank of 128")
-    for label, (_, name) in METHODS.items():
-        axes[0].bar(np.nan, np.nan, color=style.LOOKS[name][0], label=label)
+        draw(axes[column], axes[4 + column], records, game)
+    axes[0].set_ylabel("srank of 128" if over_steps else "IQM return")
+    axes[4].set_ylabel("parameter norm" if over_steps else "srank of 128")
+    if not over_steps:
+        for label, (_, name) in METHODS.items():
+            axes[0].bar(np.nan, np.nan, color=style.LOOKS[name][0], label=label)
     numbers = [len(sample.scores) for sample in records.samples.values() if sample is not None]
     seeds = style.seeds_text(numbers)
     style.save(figure, out, f"DQN, {seeds}, rates of perception and control")

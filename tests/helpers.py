@@ -23,27 +23,30 @@ def results(run: Path) -> dict:
         return {name: file[name] for name in file.files}
 
 
-def quick_variables(folder: Path) -> dict:
-    """Returns the environment variables of a script that tests start.
+BADLY = dict(JAX_DISABLE_MOST_OPTIMIZATIONS="1")  # programs are compiled quickly, and run slowly
 
-    Its programs are compiled quickly and badly, and a second start finds them in folder/cache.
-    """
+
+def script_variables(folder: Path, **more) -> dict:
+    """Returns a script's environment variables; a second start finds its programs in folder/cache."""
     kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     return kept | dict(
         JAX_PLATFORMS="cpu",
         JAX_COMPILATION_CACHE_DIR=str(folder / "cache"),
         JAX_PERSISTENT_COMPILATION_CACHE_MIN_COMPILE_TIME_SECS="0",
-        JAX_DISABLE_MOST_OPTIMIZATIONS="1",
+        **more,
     )
 
 
-def make_start(script: Path, folder: Path):
-    """Returns start(*flags, **variables), which starts a script in folder as a process."""
+def make_start(script: Path, folder: Path, **usual):
+    """Returns start(*flags, **variables), which starts a script in folder as a process.
+
+    It has the usual environment variables, and those of this start.
+    """
 
     def start(*flags, preexec_fn=None, **variables):
         return subprocess.Popen(
             [sys.executable, str(script), *map(str, flags)],
-            env=quick_variables(folder) | variables,
+            env=script_variables(folder, **usual) | variables,
             text=True,
             cwd=folder,
             stdout=subprocess.PIPE,

@@ -6,7 +6,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from helpers import quick_variables
+from helpers import BADLY
+from helpers import script_variables
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "plots"))
@@ -23,7 +24,7 @@ COMMANDS = dict(
 def runs(tmp_path_factory):
     """One run folder for each of COMMANDS."""
     folder = tmp_path_factory.mktemp("runs")
-    environment = quick_variables(folder)
+    environment = script_variables(folder, **BADLY)
     for name, flags in COMMANDS.items():
         subprocess.run(
             [sys.executable, ROOT / "scorer_dqn.py", *flags.split(), "--runs-dir", folder / name],

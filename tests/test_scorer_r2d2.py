@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import BADLY
 from helpers import make_start
 from helpers import tree_equal
 
@@ -1223,7 +1224,7 @@ def read_record(run: Path):
 @pytest.mark.slow
 def test_run_and_resume(tmp_path):
     """A run of two seeds, stopped by Ctrl-C, and one that goes on from there; both begin alike."""
-    start = make_start(SCRIPT, tmp_path)
+    start = make_start(SCRIPT, tmp_path, **BADLY)
     flags = (
         "--env Navix-Empty-Random-5x5-v0 --scorer --diagnostics --num-seeds 2 --num-envs 2 "
         "--hidden-dim 8 --batch-size 4 --sequence-length 8 --burn-in 3 --n-step 3 "
@@ -1236,11 +1237,11 @@ def test_run_and_resume(tmp_path):
     out, err = process.communicate(timeout=240)
     assert process.returncode == 130, err
     assert "update interval 4, target update interval 32" in head[1]
-    stopped = Path(head[0].strip())
+    stopped = tmp_path / head[0].strip()
     process = start("--resume", stopped, "--save-model")
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
-    run = Path(out.splitlines()[0])
+    run = tmp_path / out.splitlines()[0]
     time_and_date = r"\d{8}-\d{6}-\d{6}"
     name = rf"scorer_r2d2__Navix-Empty-Random-5x5-v0__scorer-num-envs-2-\S+__s0__{time_and_date}"
     assert re.fullmatch(name, run.name)
