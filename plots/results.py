@@ -462,6 +462,8 @@ def representation_section(records: Records) -> str:
         "hidden features on 2,048 transitions of the replay, and the norm of all parameters.",
         "",
         table(["Algorithm", "", *GAMES], rows),
+        "",
+        "![Effective rank and norm over training on four games](images/rank_and_norm.png)",
     ]
     return "\n".join(lines)
 
