@@ -736,7 +736,6 @@ def only(folder: Path) -> Path:
     return run
 
 
-@pytest.mark.slow
 def test_record_model_and_resume(main, folder):
     """The record and the model are what the readers expect; a run stopped by Ctrl-C and resumed is bit for bit it."""
     assert main(*RUN, "--save-model", "--runs-dir", folder / "whole")[0] == 0
