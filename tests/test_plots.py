@@ -993,7 +993,10 @@ def save_untrained(folder: Path, script_name: str, **flags) -> Path:
     script = importlib.import_module(script_name)
     args = script.complete(script.Args(**flags))
     training = script.make_train(args, script.make_env(args))
-    state = jax.eval_shape(training.init, np.uint32(0), np.float32(0))
+    of_a_seed = (
+        (np.uint32(0),) if script_name == "scorer_pqn_atari" else (np.uint32(0), np.float32(0))
+    )
+    state = jax.eval_shape(training.init, *of_a_seed)
     rng = np.random.default_rng(0)
     params = {
         name: rng.normal(size=(args.num_seeds, *leaf.shape)).astype(np.float32)
@@ -1015,6 +1018,7 @@ def save_untrained(folder: Path, script_name: str, **flags) -> Path:
         ("scorer_pqn", dict(env="Asterix-MinAtar"), (80, 80)),
         ("scorer_r2d2", dict(env="Navix-Empty-Random-8x8-v0"), (256, 256)),
         ("scorer_bootstrapped_dqn", dict(size=7, stochastic=True), (56, 56)),
+        ("scorer_pqn_atari", dict(env="Pong-v5", max_episode_steps=20), (252, 252)),
     ],
 )
 def test_watch(tmp_path, capsys, script, flags, size):
