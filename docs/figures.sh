@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Makes every picture of docs/images from the records in docs/results and the model in docs/models.
+# Makes every table and picture of README and docs from the records in docs/results and the model in
+# docs/models.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+python plots/results.py
 
 # Records whose names do not tell them apart, by their time.
 dqn=docs/results/breakout/scorer_dqn__Breakout-MinAtar__
