@@ -372,9 +372,10 @@ class Control(nn.Module):
 #     params, opt_state = scorer_update(
 #         networks, optimizers, params, opt_state, follower_batch, leader_batch)
 #
-# The leader's rate is the one that your agent has now, the follower's 3 to 5 times that. Compare
-# with `baseline_update`, once at each of the two rates: it has one batch, and one optimiser, whose state
-# is made from the pair of parameters.
+# Cut before the last hidden layer, which control has, with the output. The leader's rate is the one that
+# your agent has now, the follower's 3 to 5 times that. Compare with `baseline_update`, which has one
+# batch, and one optimiser, whose state is made from the pair of parameters: at each of the two rates,
+# and at both, with optax.partition({"fast": ..., "slow": ...}, Players("fast", "slow")).
 # Acting, the replay and the target networks stay yours. Only `q_values` knows flax: for Haiku,
 # Equinox or nnx write it anew.
 # ==================================================================================================
@@ -403,6 +404,7 @@ def q_values(networks: Players, params: Players, obs):
 
 def select(values, action):
     """Returns the entry of values [..., actions] at action [...]: a look-up, but quicker on a GPU."""
+    assert action.shape == values.shape[:-1], (action.shape, values.shape)  # else they broadcast
     return jnp.sum(values * jax.nn.one_hot(action, values.shape[-1]), axis=-1)
 
 
@@ -412,7 +414,7 @@ def compute_td_target(networks, params, target, transition, gamma, double=False)
     `transition` has reward, next_obs and terminated: next_obs is the observation that the action led
     to, also at an episode's end; terminated says that no reward can follow, so it is false where a
     time limit has cut the episode. a* is the best action by the target networks; for Double DQN, by
-    the online control network, on target features, as line 11 says: usual Double DQN takes online
+    the online control network, on target features, as line 11 of Algorithm 1 says: usual Double DQN takes online
     features for that. gamma is a number, or one for each transition, as n-step returns of your own need it.
 
     Y of both players' batches may be computed before either steps: the follower's step changes neither

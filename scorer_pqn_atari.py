@@ -374,6 +374,7 @@ def q_values(networks: Players, params: Players, obs):
 
 def select(values, action):
     """Returns the entry of values [..., actions] at action [...]: a look-up, but quicker on a GPU."""
+    assert action.shape == values.shape[:-1], (action.shape, values.shape)  # else they broadcast
     return jnp.sum(values * jax.nn.one_hot(action, values.shape[-1]), axis=-1)
 
 

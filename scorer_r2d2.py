@@ -374,6 +374,7 @@ def q_values(networks: Players, params: Players, carry, obs, is_last):
 
 def select(values, action):
     """Returns the entry of values [..., actions] at action [...]: a look-up, but quicker on a GPU."""
+    assert action.shape == values.shape[:-1], (action.shape, values.shape)  # else they broadcast
     return jnp.sum(values * jax.nn.one_hot(action, values.shape[-1]), axis=-1)
 
 
@@ -382,10 +383,12 @@ def compute_td_target(networks, params, target, sequences, gamma, n_step):
 
         Y_t = sum_{k<m} gamma^k r_{t+k} + gamma^m (1 - terminated_{t+m-1}) Q_target(s_{t+m}, a*)
 
-    m is n_step, or less where the episode's or the sequence's last observation comes sooner. After
-    a time-out s_{t+m} is that last observation, which stands at the dummy step. a* is the online
-    control network's choice on target features, as in Double DQN. The last step's Y is only the
-    value there: nothing to learn from.
+    sequences has of each step, [time, batch, ...]: obs, action, reward and terminated, which are of
+    what the action led to; is_last, whether obs ended its episode, which makes it a dummy step; and
+    carry, the hidden state before obs. m is n_step, or less where the episode's or the sequence's last
+    observation comes sooner. After a time-out s_{t+m} is that last observation, at the dummy step. a*
+    is the online control network's choice on target features, as with scorer_dqn.py's --double. The
+    last step's Y is only the value there: nothing to learn from.
 
     Y of both players' batches may be computed before either steps: the follower's step changes neither
     the target networks nor the theta that chooses a*.
@@ -591,7 +594,8 @@ flashbax_priorities = prioritised_trajectory_buffer._calculate_new_item_prioriti
 def largest_priority(sum_tree, *places):
     """Gives new sequences the largest priority so far, not rounded, in place of flashbax's function.
 
-    It returns these priorities, and those of the sequences that the new ones overwrite: 0.
+    That is 1 at first and never falls, so flashbax's integer is 0 only where nothing is new. Returned
+    are these priorities, and those of the sequences that the new ones overwrite: 0.
     """
     rounded, overwritten = flashbax_priorities(sum_tree, *places)
     return jnp.where(rounded > 0, sum_tree.max_recorded_priority, 0.0), overwritten
@@ -656,7 +660,7 @@ def sequence_priority(delta, mask):
 
 
 def unstack(batches: Batch) -> list[Batch]:
-    """Returns the batches [batch, ...] of which `batches` [number, batch, ...] is a stack."""
+    """Returns the batches of which `batches` [number, ...] is a stack."""
 
     def batch(number):
         return jax.tree.map(lambda x: x[number], batches)

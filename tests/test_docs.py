@@ -5,8 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax.training.train_state import TrainState
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -40,6 +45,53 @@ def test_pasted_agent_learns():
     expected = 0.9 ** np.arange(7, -1, -1)
     np.testing.assert_allclose(values[:, 1], expected, atol=0.1)
     assert np.all(values[1:, 1] > values[1:, 0])
+
+
+def toy():
+    """Returns what README's agent has: two linear layers, a batch, and the game pasted in."""
+    game = SCRIPT[SCRIPT.index("class Players(NamedTuple)") :]
+    imports = "import jax, jax.numpy as jnp, optax\nfrom typing import Any, NamedTuple\n"
+    names = {}
+    exec(imports + game[: game.index("\n# =====")], names)
+    players, batch = names["Players"], names["Batch"]
+    networks = players(nn.Dense(8), nn.Dense(2))
+    obs = jax.random.normal(jax.random.key(0), (32, 4))
+    phi = networks.perception.init(jax.random.key(1), obs)["params"]
+    theta = networks.control.init(jax.random.key(2), jnp.zeros((1, 8)))["params"]
+    drawn = batch(obs, (obs[:, 0] > 0).astype(jnp.int32), obs[:, 1] + 3.0)
+    return names | dict(
+        networks=networks,
+        params=players(phi, theta),
+        optimizers=players(optax.adam(1e-1), optax.adam(3e-2)),
+        TrainState=TrainState,
+        batch=drawn,
+        follower_batch=drawn,
+        leader_batch=drawn,
+    )
+
+
+def test_readme_before_and_after():
+    """README's two updates of a common agent, exactly as they stand there, both learn a toy."""
+    before, once, after = (
+        next(block for block in blocks(ROOT / "README.md") if words in block)
+        for words in ("apply_gradients", "tx=None", "state.replace")
+    )
+    names = toy()
+
+    def mean_square_of_delta(params, batch):
+        return names["leader_loss"](names["bellman_error"](names["networks"], params, batch))
+
+    names["mean_square_of_delta"] = mean_square_of_delta
+    first = mean_square_of_delta(names["params"], names["batch"])
+    names["state"] = TrainState.create(
+        apply_fn=None, params=names["params"], tx=names["optimizers"].control
+    )
+    for start, update in (("", before), (once, after)):
+        exec(start, names)
+        for _ in range(100):
+            exec(update, names)
+        assert names["state"].step == 100
+        assert mean_square_of_delta(names["state"].params, names["batch"]) < 0.1 * first
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
