@@ -21,7 +21,7 @@ SHORT = {
     "scorer_r2d2.py": "--total-timesteps 3e3 --learning-starts 2e3 --num-seeds 1",
     "scorer_bootstrapped_dqn.py": "--total-timesteps 1e3 --num-seeds 1",
     "scorer_pqn_atari.py": "--total-timesteps 2e3 --num-seeds 1 --num-envs 8 --num-steps 16",
-    "baird.py": "--num-updates 100 --num-seeds 1",
+    "baird.py": "--num-updates 100",
     "plots/reproduce.py": "--dry-run",
     "plots/results.py": "--check",
     "plots/speed.py": "--saved docs/results/speed/cpu.json",
