@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 
@@ -67,7 +68,7 @@ def folder(tmp_path_factory):
     (folder / "runs").mkdir()
     records = ROOT / "docs" / "results" / "control"
     for run in [*records.glob("*__CartPole-v1__*"), *(ROOT / "docs" / "models").iterdir()]:
-        (folder / "runs" / run.name).symlink_to(run)
+        shutil.copytree(run, folder / "runs" / run.name)
     return folder
 
 
