@@ -6,7 +6,7 @@ action values and minimises their mean square. Each takes one step per update: t
 and quickly, as its learning rate is higher; then the leader, on what the follower made of it.
 Without --scorer the same layers have one loss and one optimiser: DQN, the baseline.
 
-    python scorer_dqn.py --env Breakout-MinAtar --scorer --total-timesteps 1e6   # a minute on a laptop
+    python scorer_dqn.py --env Breakout-MinAtar --scorer --total-timesteps 1e6   # half a minute on a laptop
     python scorer_dqn.py --env Breakout-MinAtar --scorer --num-seeds 30          # 30 seeds: on a GPU
 
 What stands where, from top to bottom:
