@@ -414,8 +414,9 @@ def compute_td_target(networks, params, target, transition, gamma, double=False)
     `transition` has reward, next_obs and terminated: next_obs is the observation that the action led
     to, also at an episode's end; terminated says that no reward can follow, so it is false where a
     time limit has cut the episode. a* is the best action by the target networks; for Double DQN, by
-    the online control network, on target features, as line 11 of Algorithm 1 says: usual Double DQN takes online
-    features for that. gamma is a number, or one for each transition, as n-step returns of your own need it.
+    the online control network, on target features, as line 11 of Algorithm 1 says: usual Double DQN
+    takes online features for that. gamma is a number, or one for each transition, as n-step returns
+    of your own need it.
 
     Y of both players' batches may be computed before either steps: the follower's step changes neither
     the target networks nor the theta that Double uses.
@@ -579,8 +580,8 @@ def synchronous_update(networks, optimizers, params, opt_state, perception_batch
 # The loops: a chunk is one call of the compiled program; in it are stretches, and in these updates.
 # Target networks change only between stretches. A stretch is as long as they stand still (a target
 # period), or a part of that where it is long; so after each it is asked whether a period is over.
-# MinAtar: targets change every 16,000 environment steps, 125 steps of 128 environments. They
-# have 125 updates: a period, a stretch and a chunk are the same.
+# MinAtar: targets change every 16,000 environment steps, which are 125 steps of 128 environments,
+# each with an update: there a period, a stretch and a chunk are the same 125 updates.
 #
 # Read make_train first, down to train_chunk; what stands before it are its parts.
 # ==================================================================================================

@@ -33,6 +33,8 @@ def draw_game(top, bottom, records: Records, game: str):
             draw_bar(bottom, place, stats.bootstrap(stats.iqm, sample.final("srank")), color)
         else:
             bottom.annotate("not measured", (place, 4), ha="center", fontsize=6, rotation=90)
+    for label, (_, name) in METHODS.items():  # the legend, in this order whatever is missing
+        top.bar(np.nan, np.nan, color=style.LOOKS[name][0], label=label)
     top.set(title=game, xticks=[], xlim=(-0.6, len(METHODS) - 0.4))
     top.margins(y=0.12)
     bottom.set(xticks=[], xlim=(-0.6, len(METHODS) - 0.4), ylim=(0, 140))
@@ -56,12 +58,10 @@ def draw_game_over_steps(top, bottom, records: Records, game: str):
         sample = records.sample("scorer_dqn.py", f"{game}-MinAtar", flags)
         if sample is None or "srank" not in sample.curves:
             continue
+        look = looks[name] | dict(label=label)
         norm = np.hypot(sample.curves["perception_norm"], sample.curves["control_norm"])
-        for ax, curve in ((top, sample.curves["srank"]), (bottom, norm)):
-            known = np.isfinite(curve).all(axis=0)  # measured now and then
-            estimate = stats.bootstrap(stats.iqm, curve[:, known])
-            look = looks[name] | dict(label=label)
-            style.draw_curve(ax, sample.timesteps[known], estimate, 0, **look)
+        style.draw_known(top, sample.timesteps, sample.curves["srank"], **look)
+        style.draw_known(bottom, sample.timesteps, norm, **look)
     top.set(title=game, ylim=(0, 140))
     bottom.set(xlabel="Steps (millions)", ylim=(0, None))
 
@@ -76,14 +76,14 @@ def main(out: Path = Path("game_or_rates.png"), over_steps: bool = False):
     style.check_options(out)
     records = Records()
     figure, axes = style.make_panels(8, columns=4)
-    draw = draw_game_over_steps if over_steps else draw_game
+    if over_steps:
+        draw, labels = draw_game_over_steps, ("srank of 128", "parameter norm")
+    else:
+        draw, labels = draw_game, ("IQM return", "srank of 128")
     for column, game in enumerate(GAMES):
         draw(axes[column], axes[4 + column], records, game)
-    axes[0].set_ylabel("srank of 128" if over_steps else "IQM return")
-    axes[4].set_ylabel("parameter norm" if over_steps else "srank of 128")
-    if not over_steps:
-        for label, (_, name) in METHODS.items():
-            axes[0].bar(np.nan, np.nan, color=style.LOOKS[name][0], label=label)
+    axes[0].set_ylabel(labels[0])
+    axes[4].set_ylabel(labels[1])
     numbers = [len(sample.scores) for sample in records.samples.values() if sample is not None]
     seeds = style.seeds_text(numbers)
     style.save(figure, out, f"DQN, {seeds}, rates of perception and control")

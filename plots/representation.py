@@ -7,7 +7,6 @@ from pathlib import Path
 
 import command
 import numpy as np
-import stats
 import style
 from command import fail
 from records import Method
@@ -40,8 +39,9 @@ def main(
     style.draw_returns(axes[0], methods, looks, smooth)
     for method in methods:
         norm = np.hypot(method.curves["perception_norm"], method.curves["control_norm"])
-        draw_known(axes[1], method, norm, looks)
-        draw_known(axes[2], method, method.curves["srank"], looks)
+        look = looks[method.variant]
+        style.draw_known(axes[1], method.timesteps, norm, **look)
+        style.draw_known(axes[2], method.timesteps, method.curves["srank"], **look)
     for ax in axes:
         ax.set_xlabel("Steps (millions)")
     axes[0].set_ylabel(style.return_label(methods, smooth))
@@ -69,13 +69,6 @@ def check_same(methods: list[Method]):
                 f"{first.env} and {first.algorithm}: give one environment and one algorithm, as "
                 f"runs/scorer_dqn__{first.env}__*"
             )
-
-
-def draw_known(ax, method: Method, curve, looks: dict):
-    """Draws the IQM of a curve that the scripts measure only now and then."""
-    known = np.isfinite(curve).all(axis=0)
-    estimate = stats.bootstrap(stats.iqm, curve[:, known])
-    style.draw_curve(ax, method.timesteps[known], estimate, 0, **looks[method.variant])
 
 
 if __name__ == "__main__":

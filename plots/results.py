@@ -95,11 +95,10 @@ class Records:
             found = find(experiment, self.index)
         if is_missing(experiment, found):
             return None
-        # Not every record has the diagnostics: other records of the same seeds may have them.
         timesteps, curves = read_curves(found)
-        diagnosed = find(experiment._replace(needs="srank"), self.index)
-        if diagnosed:
-            curves = read_curves(diagnosed)[1] | curves
+        if "srank" not in curves:  # another record of the same seeds may have the diagnostics
+            diagnosed = find(experiment._replace(needs="srank"), self.index)
+            curves = (read_curves(diagnosed)[1] if diagnosed else {}) | curves
         return Sample(timesteps, curves["returns"], curves)
 
 
@@ -681,10 +680,9 @@ def speed_table() -> str:
     rows = []
     for row in saved["rows"]:
         other, here = np.mean(row["microseconds_other"]), np.mean(row["microseconds_here"])
-        against = f"{row['other']} {other:.0f}"
-        times = f"{other / here:.1f}"
-        rows.append([row["algorithm"], str(row["num_seeds"]), against, f"{here:.0f}", times])
-    header = ["", "Seeds", "Theirs", "Here", "Times as fast"]
+        numbers = [f"{other:.0f}", f"{here:.0f}", f"{other / here:.1f}"]
+        rows.append([row["algorithm"], str(row["num_seeds"]), row["other"], *numbers])
+    header = ["", "Seeds", "Beside", "There", "Here", "Times as fast"]
     return "\n".join([f"{saved['title']}.", "", table(header, rows)])
 
 

@@ -229,6 +229,12 @@ def draw_curve(ax, timesteps, estimate: Estimate, smooth: float, **look):
     draw_band(ax, timesteps / 1e6, *(rolling_mean(x, smooth) for x in estimate), **look)
 
 
+def draw_known(ax, timesteps, curves, **look):
+    """Draws the IQM of curves [seeds, T] that the scripts measure only now and then."""
+    known = np.isfinite(curves).all(axis=0)
+    draw_curve(ax, timesteps[known], bootstrap(iqm, curves[:, known]), 0, **look)
+
+
 def label_axes(axes, x: str, y: str):
     """Labels x below the lowest panel of each column, and y left of the first of each row."""
     for ax in axes:

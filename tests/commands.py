@@ -30,8 +30,10 @@ def list_commands() -> list[tuple[str, str]]:
 
 
 def list_stated_times() -> dict[str, float]:
-    """Returns the seconds that README's table of scripts states, by command."""
-    rows = re.findall(r"`python ([^`]+)`: (\d+) s", (ROOT / "README.md").read_text())
+    """Returns the seconds that README states for its first command and in its table, by command."""
+    text = (ROOT / "README.md").read_text()
+    rows = re.findall(r"    python (.+)\n\nOn two CPU cores that takes (\d+) seconds", text)
+    rows += re.findall(r"`python ([^`]+)`: (\d+) s", text)
     return {command: float(seconds) for command, seconds in rows}
 
 
@@ -49,7 +51,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess:
 
 
 def main(*chosen: str):
-    """Times the chosen commands of README's table, or all, and writes the record.
+    """Times the chosen commands, or all whose seconds README states, and writes the record.
 
     Other work on the machine only makes a command slower, so the record keeps its fastest run.
     """

@@ -13,7 +13,7 @@ import pytest
 
 def pytest_configure(config):
     """Declares what .ci/run leaves out."""
-    config.addinivalue_line("markers", "slow: needs a minute or more of CPU")
+    config.addinivalue_line("markers", "slow: needs half a minute or more of CPU")
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,9 @@ def results(run: Path) -> dict:
         return {name: file[name] for name in file.files}
 
 
-BADLY = dict(JAX_DISABLE_MOST_OPTIMIZATIONS="1")  # programs are compiled quickly, and run slowly
+# Variables of a script whose programs are compiled quickly and run slowly, and of one as a user has it.
+UNOPTIMIZED = dict(JAX_DISABLE_MOST_OPTIMIZATIONS="1")
+OPTIMIZED = dict(JAX_DISABLE_MOST_OPTIMIZATIONS="0")
 
 
 def script_variables(folder: Path, **more) -> dict:

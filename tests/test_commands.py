@@ -36,6 +36,7 @@ ELSEWHERE = {
     "tests/commands.py": "takes minutes; its record is compared below",
     "scorer_dqn.py ...": "uv fetches what it needs from the network",
     "scorer_dqn.py --resume runs/...": "test_runs.py resumes runs",
+    "plots/watch.py runs/...": "docs/tour.md has it with a folder's name",
     "scorer_dqn.py --env CartPole-v1 --num-seeds 2 --total-timesteps 2e4 --distributed": (
         "test_runs.py starts two processes"
     ),

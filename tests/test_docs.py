@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from commands import PAGES
+from commands import ROOT
 from flax.training.train_state import TrainState
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPT = (ROOT / "scorer_dqn.py").read_text()
+GAME = SCRIPT[SCRIPT.index("class Players(NamedTuple)") :]
+GAME = GAME[: GAME.index("\n# =====")]  # what one pastes
 
 
 def blocks(page: Path) -> list[str]:
@@ -37,10 +39,8 @@ def test_readme_shows_the_round_as_it_is():
 def test_pasted_agent_learns():
     """The agent of docs/paste.md, with the game pasted in, learns the corridor's action values."""
     (code,) = blocks(ROOT / "docs" / "paste.md")
-    game = SCRIPT[SCRIPT.index("class Players(NamedTuple)") :]
-    game = game[: game.index("\n# =====")]
     names = {}
-    exec(code.replace("# here: the section", game + "\n# the section"), names)
+    exec(code.replace("# here: the section", GAME + "\n# the section"), names)
     values = np.asarray(names["train"]())
     expected = 0.9 ** np.arange(7, -1, -1)
     np.testing.assert_allclose(values[:, 1], expected, atol=0.1)
@@ -49,10 +49,9 @@ def test_pasted_agent_learns():
 
 def toy():
     """Returns what README's agent has: two linear layers, a batch, and the game pasted in."""
-    game = SCRIPT[SCRIPT.index("class Players(NamedTuple)") :]
     imports = "import jax, jax.numpy as jnp, optax\nfrom typing import Any, NamedTuple\n"
     names = {}
-    exec(imports + game[: game.index("\n# =====")], names)
+    exec(imports + GAME, names)
     players, batch = names["Players"], names["Batch"]
     networks = players(nn.Dense(8), nn.Dense(2))
     obs = jax.random.normal(jax.random.key(0), (32, 4))

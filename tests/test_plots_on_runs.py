@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from helpers import BADLY
+from helpers import UNOPTIMIZED
 from helpers import script_variables
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +24,7 @@ COMMANDS = dict(
 def runs(tmp_path_factory):
     """One run folder for each of COMMANDS."""
     folder = tmp_path_factory.mktemp("runs")
-    environment = script_variables(folder, **BADLY)
+    environment = script_variables(folder, **UNOPTIMIZED)
     for name, flags in COMMANDS.items():
         subprocess.run(
             [sys.executable, ROOT / "scorer_dqn.py", *flags.split(), "--runs-dir", folder / name],

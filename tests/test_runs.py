@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import BADLY
+from helpers import OPTIMIZED
+from helpers import UNOPTIMIZED
 from helpers import finish
 from helpers import make_start
 from helpers import results
@@ -79,14 +80,14 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def environment(folder):
     """Returns the environment variables of a script that these tests start."""
-    return script_variables(folder, **BADLY)
+    return script_variables(folder, **UNOPTIMIZED)
 
 
 @pytest.fixture(scope="module")
 def start(folder):
     """Starts the script with flags and environment variables; ends it when the tests are over."""
     processes = []
-    start_script = make_start(SCRIPT, folder, **BADLY)
+    start_script = make_start(SCRIPT, folder, **UNOPTIMIZED)
 
     def start(*flags, **options):
         processes.append(start_script(*flags, **options))
@@ -400,11 +401,7 @@ def test_sweep(start, folder, pair):
 @pytest.mark.slow
 def test_second_start_is_quick(start, folder):
     """Compiled programs are kept in the user's cache folder, unless the user says otherwise."""
-    usual = dict(
-        XDG_CACHE_HOME=str(folder / "user"),
-        JAX_COMPILATION_CACHE_DIR="",
-        JAX_DISABLE_MOST_OPTIMIZATIONS="0",
-    )
+    usual = dict(XDG_CACHE_HOME=str(folder / "user"), JAX_COMPILATION_CACHE_DIR="") | OPTIMIZED
 
     def compile_seconds(**variables):
         run = finish(start(*SHORT, "--runs-dir", folder / "cached", **usual, **variables))[1]
@@ -1001,8 +998,7 @@ def test_learns_cartpole(variant, start, folder):
     """Three seeds, 200,000 steps, ten times the usual rates: mean return above 120 (random: 22)."""
     options = dict(num_seeds=3, total_timesteps=2e5, learning_rate=1e-3, epsilon_steps=2e4)
     flags = ["--env", "CartPole-v1", *variant.split(), *to_flags(options)]
-    well = dict(JAX_DISABLE_MOST_OPTIMIZATIONS="0")
-    out, run = finish(start(*flags, "--runs-dir", folder / "learning", **well))
+    out, run = finish(start(*flags, "--runs-dir", folder / "learning", **OPTIMIZED))
     returns = results(run)["returns"]
     last = returns[:, -returns.shape[1] // 10 :].mean(axis=1)
     assert last.mean() > 120 and last.min() > 60

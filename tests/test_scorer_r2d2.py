@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import BADLY
+from helpers import UNOPTIMIZED
 from helpers import make_start
 from helpers import tree_equal
 
@@ -1224,7 +1224,7 @@ def read_record(run: Path):
 @pytest.mark.slow
 def test_run_and_resume(tmp_path):
     """A run of two seeds, stopped by Ctrl-C, and one that goes on from there; both begin alike."""
-    start = make_start(SCRIPT, tmp_path, **BADLY)
+    start = make_start(SCRIPT, tmp_path, **UNOPTIMIZED)
     flags = (
         "--env Navix-Empty-Random-5x5-v0 --scorer --diagnostics --num-seeds 2 --num-envs 2 "
         "--hidden-dim 8 --batch-size 4 --sequence-length 8 --burn-in 3 --n-step 3 "
