@@ -6,6 +6,7 @@ python plots/results.py --check    # exit code 1 where they are not what the rec
 
 import json
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import command
@@ -32,6 +33,7 @@ PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
 SPEED = ROOT / "docs" / "speed.md"
 RELEASED = ROOT / "docs" / "results" / "speed" / "h200" / "released.json"
+RELEASED_ASTERIX = ROOT / "docs" / "results" / "released" / "asterix.json"
 START, END = "<!-- results: begin, written by plots/results.py -->", "<!-- results: end -->"
 ALGORITHMS = {
     "": "DQN",
@@ -45,6 +47,11 @@ RATES = {
     "Baseline, fast rate": "--learning-rate 5e-4",
     "Baseline": "",
     "SCORER, MSBE follower": "--scorer --follower-loss msbe",
+}
+PQN_RATES = {
+    "SCORER": "--scorer",
+    "Baseline, per-layer rates": "--ablation per-layer-lr",
+    "Baseline": "",
 }
 ABLATIONS = {
     "SCORER": "--scorer",
@@ -88,6 +95,11 @@ class Records:
             self.samples[key] = self.read(Experiment("", script, env, flags, seeds))
         return self.samples[key]
 
+    def folder(self, name: str) -> Sample:
+        """Returns the pooled records of a folder of docs/results that answers a question of its own."""
+        timesteps, curves = read_curves(sorted((ROOT / "docs" / "results" / name).iterdir()))
+        return Sample(timesteps, curves["returns"], curves)
+
     def read(self, experiment: Experiment) -> Sample | None:
         """Reads and pools the records of an experiment."""
         found = find(experiment._replace(needs="best_returns"), self.index)
@@ -95,16 +107,17 @@ class Records:
             found = find(experiment, self.index)
         if is_missing(experiment, found):
             return None
-        timesteps, curves = read_curves(found)
+        timesteps, curves = read_curves([record.path.parent for record in found])
         if "srank" not in curves:  # another record of the same seeds may have the diagnostics
             diagnosed = find(experiment._replace(needs="srank"), self.index)
-            curves = (read_curves(diagnosed)[1] if diagnosed else {}) | curves
+            folders = [record.path.parent for record in diagnosed]
+            curves = (read_curves(folders)[1] if folders else {}) | curves
         return Sample(timesteps, curves["returns"], curves)
 
 
-def read_curves(records) -> tuple[np.ndarray, dict]:
-    """Returns the timesteps [points] of an experiment's records, and their curves [seeds, points]."""
-    runs = [read_run(record.path.parent) for record in records]
+def read_curves(folders: list[Path]) -> tuple[np.ndarray, dict]:
+    """Returns the timesteps [points] of an experiment's runs, and their curves [seeds, points]."""
+    runs = [read_run(folder) for folder in folders]
     curves = {}
     for name in sorted(set.union(*(set(run.curves) for run in runs))):
         curves[name] = np.concatenate([run.curves[name] for run in runs if name in run.curves])
@@ -286,9 +299,11 @@ def rates_section(records: Records) -> str:
         "",
         table(["", "Asterix", "Breakout"], extra),
         "",
+        "The same for PQN, where SCORER's rates are 5e-4 and 2.5e-4:",
+        "",
         pqn_rates(records),
     ]
-    return "\n".join(lines).rstrip()
+    return "\n".join(lines)
 
 
 def rates_cell(sample: Sample | None, scorer: Sample, digits: int) -> str:
@@ -345,17 +360,16 @@ def verdict(records: Records) -> str:
 
 
 def pqn_rates(records: Records) -> str:
-    """Returns the sentence on PQN's baseline with per-layer rates, once there is one."""
-    samples = {
-        game: records.sample("scorer_pqn.py", f"{game}-MinAtar", "--ablation per-layer-lr")
-        for game in GAMES
-    }
-    known = {game: sample for game, sample in samples.items() if sample is not None}
-    if not known:
-        return ""
-    row = ["PQN baseline, per-layer rates"]
-    row += [final_return(samples[game], digits_of(game)) for game in GAMES]
-    return table(["", *GAMES], [row])
+    """Returns the same question's table for PQN."""
+    rows = []
+    for name, flags in PQN_RATES.items():
+        row = [name]
+        for game in GAMES:
+            scorer = records.sample("scorer_pqn.py", f"{game}-MinAtar", "--scorer")
+            sample = records.sample("scorer_pqn.py", f"{game}-MinAtar", flags)
+            row.append(rates_cell(sample, scorer, digits_of(game)))
+        rows.append(row)
+    return table(["PQN", *GAMES], rows)
 
 
 def ablations_section(records: Records) -> str:
@@ -398,7 +412,23 @@ def efficiency_section(records: Records) -> str:
                 rows.append([algorithm, variant, *texts])
         header = ["Algorithm", "", *(f"Return {threshold}" for threshold in THRESHOLDS[env])]
         lines += ["", f"### {env.removesuffix('-MinAtar')}", "", table(header, rows)]
+        if env == "Asterix-MinAtar":
+            lines += ["", released_asterix(records)]
     return "\n".join(lines)
+
+
+def released_asterix(records: Records) -> str:
+    """Returns what the released script has where the paper's number says it is done."""
+    saved = json.loads(RELEASED_ASTERIX.read_text())
+    sample = records.sample("scorer_dqn.py", "Asterix-MinAtar", "--scorer")
+    point = np.argmin(np.abs(sample.timesteps - saved["timesteps"]))
+    returns = sample.returns[:, point]
+    return (
+        f"After {saved['timesteps'] / 1e6:.0f} million steps SCORER has {returns.mean():.1f} here (DQN, "
+        f"standard deviation over {len(returns)} seeds {returns.std(ddof=1):.1f}); the released script, "
+        f"run on a CPU, has {' and '.join(map(str, saved['returns']))} in two seeds. So the printed times "
+        "come from settings that neither the paper's tables nor its code has."
+    )
 
 
 def time_text(sample: Sample | None, threshold: float) -> str:
@@ -562,9 +592,9 @@ def deep_sea_section(records: Records) -> str:
     lines = [
         "## Deep Sea",
         "",
-        "`python plots/reproduce.py deep-sea`. Bootstrapped DQN with random priors, 30 seeds, 100 episodes "
-        "per row of the sea, both players at 1e-3: median first episode that is solved by bsuite's rule, "
-        "and how many seeds solve it.",
+        "`python plots/reproduce.py deep-sea`. Bootstrapped DQN with random priors, 100 episodes per row of "
+        "the sea, both players at 1e-3: median first episode that is solved by bsuite's rule, and how many "
+        "seeds solve it.",
         "",
         table(["Sea", "Baseline", "SCORER", "SCORER, MSBE follower"], rows),
     ]
@@ -579,7 +609,7 @@ def solved_text(sample: Sample | None, size: int) -> str:
     solved = last >= 0
     median = np.median(np.where(solved, last, np.inf))
     episodes = f"{median:,.0f}" if np.isfinite(median) else f"> {100 * size:,}"
-    return f"{episodes} ({solved.sum()})"
+    return f"{episodes} ({solved.sum()} of {len(solved)})"
 
 
 def atari_section(records: Records) -> str:
@@ -604,6 +634,100 @@ def atari_section(records: Records) -> str:
     return "\n".join(lines)
 
 
+# ------------------------------------------ Readings ----------------------------------------------
+
+
+class Reading(NamedTuple):
+    """What paper and code leave open, and the flags of the preset and of the other reading."""
+
+    text: str
+    script: str
+    env: str
+    preset: str
+    other: str
+    other_seeds: int = 30
+    preset_seeds: int = 30
+
+
+DQN, PQN, R2D2 = "scorer_dqn.py", "scorer_pqn.py", "scorer_r2d2.py"
+AT_TIMEOUT = "time-outs bootstrap, or end the value"
+PQN_SHORT = "--scorer --total-timesteps 5e5"
+PQN_RELEASED = f"{PQN_SHORT} --learning-rate 1e-4 --follower-learning-rate 5e-4"
+READINGS = (
+    Reading(AT_TIMEOUT, DQN, "Breakout-MinAtar", "--scorer", "--scorer --no-bootstrap-at-timeout"),
+    Reading(AT_TIMEOUT, DQN, "Breakout-MinAtar", "", "--no-bootstrap-at-timeout"),
+    Reading(
+        "the leader's rate falls linearly, or to the power 1.5",
+        DQN,
+        "Breakout-MinAtar",
+        "--scorer",
+        "--scorer --leader-decay-power 1.5",
+    ),
+    Reading("no L1 norm, or one", DQN, "CartPole-v1", "--scorer", "--scorer --l1-norm True", 5),
+    Reading("no L1 norm, or one", DQN, "CartPole-v1", "", "--l1-norm True", 5),
+    Reading(
+        "an update every 80 steps, or every 20",
+        R2D2,
+        "Navix-FourRooms-v0",
+        "--scorer",
+        "--scorer --update-interval 20",
+        10,
+    ),
+    Reading(
+        "rates, epochs and minibatches on control: this project's, or the released script's",
+        PQN,
+        "CartPole-v1",
+        PQN_SHORT,
+        f"{PQN_RELEASED} --num-epochs 2 --num-minibatches 4",
+        5,
+        5,
+    ),
+)
+
+
+def readings_section(records: Records) -> str:
+    """Returns the section on what the readings change that paper and code leave open."""
+    rows = []
+    for reading in READINGS:
+        preset = records.sample(reading.script, reading.env, reading.preset, reading.preset_seeds)
+        other = records.sample(reading.script, reading.env, reading.other, reading.other_seeds)
+        rows.append(reading_row(reading, preset, other))
+    batches = Reading(
+        "batches are drawn a step ahead, or in the step", DQN, "Breakout-MinAtar", "--scorer", ""
+    )
+    rows.append(
+        reading_row(
+            batches,
+            records.sample(batches.script, batches.env, batches.preset),
+            records.folder("plain_loop"),
+        )
+    )
+    lines = [
+        "## Readings",
+        "",
+        "Where paper and released code leave a choice ([differences.md](differences.md)): final IQM return "
+        "and number of seeds with the first reading, which is the preset, and with the second.",
+        "",
+        table(["Reading", "Script", "Environment", "Method", "First", "Second"], rows),
+    ]
+    return "\n".join(lines)
+
+
+def reading_row(reading: Reading, preset: Sample | None, other: Sample | None) -> list[str]:
+    """Returns the row of a reading."""
+    method = "SCORER" if "--scorer" in reading.preset else "Baseline"
+    digits = digits_of(reading.env)
+    texts = [reading_text(sample, digits) for sample in (preset, other)]
+    return [reading.text, f"`{reading.script}`", reading.env, method, *texts]
+
+
+def reading_text(sample: Sample | None, digits: int) -> str:
+    """Returns final return and number of seeds, or a dash."""
+    if sample is None:
+        return "-"
+    return f"{final_return(sample, digits)} ({len(sample.scores)})"
+
+
 # --------------------------------------- The pages ------------------------------------------------
 
 
@@ -625,6 +749,7 @@ def page(records: Records) -> str:
         deep_sea_section(records),
         control_section(records),
         atari_section(records),
+        readings_section(records),
     ]
     return "\n\n".join(sections) + "\n"
 

@@ -84,7 +84,7 @@ class Episodes(NamedTuple):
 
 
 def main(
-    run: Positional[Path],
+    runs: Positional[tuple[Path, ...]],
     out: Path = Path("episode.gif"),
     episodes: int = 30,
     which_seed: int | None = None,
@@ -94,18 +94,21 @@ def main(
     """Watches a trained agent: plays greedy episodes of a saved model and writes an animation.
 
     Args:
-        run: run folder, made with --save-model.
+        runs: one run folder, made with --save-model.
         out: GIF to write, of the episode whose return is the median.
         episodes: episodes to play.
         which_seed: the training seed to play; by default the run's first.
         max_frames: pictures after which the animation ends.
         zoom: pixels of a cell's side, in MinAtar and Deep Sea.
     """
+    if len(runs) != 1:
+        named = f"of these {len(runs)} the newest is {newest(runs)}" if runs else "none is given"
+        fail(f"one run folder is played at a time; {named}")
     if min(episodes, max_frames, zoom) < 1:
         fail("--episodes, --max-frames and --zoom must be at least 1")
     if out.suffix.lower() != ".gif":
         fail(f"--out {out} must end in .gif")
-    model = load_model(run, which_seed)
+    model = load_model(runs[0], which_seed)
     if model.script.__name__ == "scorer_pqn_atari":
         played = play_atari(model, episodes, max_frames)
     else:
@@ -124,6 +127,11 @@ def main(
         f"{out}: return {played.returns[played.shown]:.2f}, {len(played.frames)} of "
         f"{played.lengths[played.shown]} steps, {out.stat().st_size / 1000:.0f} kB"
     )
+
+
+def newest(runs: tuple[Path, ...]) -> Path:
+    """Returns the folder that was started last: a run's name ends with its time."""
+    return max(runs, key=lambda run: run.name.rpartition("__")[2])
 
 
 # ------------------------------------------ Saved models ------------------------------------------

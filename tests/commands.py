@@ -1,6 +1,6 @@
-"""The commands that README and docs show, and how long they take.
+"""The commands that README and docs show, how long they take and what return they end with.
 
-python tests/commands.py    # runs those with a stated time, and writes docs/results/speed/commands.json
+python tests/commands.py    # runs those of which that is stated, writes docs/results/speed/commands.json
 """
 
 import json
@@ -12,6 +12,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import numpy as np
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -37,6 +39,18 @@ def list_stated_times() -> dict[str, float]:
     return {command: float(seconds) for command, seconds in rows}
 
 
+def list_stated_returns() -> dict[str, float]:
+    """Returns the final returns that README states for its first command, and the tour for its own."""
+    readme, tour = ((ROOT / page).read_text() for page in ("README.md", "docs/tour.md"))
+    (first,) = re.findall(r"    python (scorer_dqn.+ --save-model)\n\n.* to about (\d+)\.", readme)
+    scorer, baseline = re.findall(r"    python (scorer_dqn.+CartPole.+)\n", tour)
+    ((scorer_end, baseline_end),) = re.findall(
+        r"about (\d+) for SCORER and (\d+) for the baseline", tour
+    )
+    stated = [first, (scorer, scorer_end), (baseline, baseline_end)]
+    return {command: float(number) for command, number in stated}
+
+
 def run(command: str, folder: Path) -> subprocess.CompletedProcess:
     """Runs a command of the repository in a folder, as a first start: nothing is compiled yet."""
     script, *flags = command.split()
@@ -50,24 +64,38 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess:
     )
 
 
+def final_return(folder: Path) -> float | None:
+    """Returns the mean return over the last tenth of the run in a folder, or None without a run."""
+    for path in folder.rglob("results.npz"):
+        with np.load(path) as record:
+            if "returns" in record.files:
+                is_late = record["timesteps"] > 0.9 * record["timesteps"][-1]
+                return round(float(record["returns"][:, is_late].mean()), 1)
+    return None
+
+
 def main(*chosen: str):
-    """Times the chosen commands, or all whose seconds README states, and writes the record.
+    """Runs the chosen commands, or all of which something is stated, and writes the record.
 
     Other work on the machine only makes a command slower, so the record keeps its fastest run.
     """
     machine = f"{os.cpu_count()} CPU cores, Python {platform.python_version()}"
-    seconds = {}
+    seconds, returns = {}, {}
     if RECORD.exists() and json.loads(RECORD.read_text())["machine"] == machine:
-        seconds = json.loads(RECORD.read_text())["seconds"]
-    for command in chosen or list_stated_times():
+        saved = json.loads(RECORD.read_text())
+        seconds, returns = saved["seconds"], saved["returns"]
+    for command in chosen or list_stated_times() | list_stated_returns():
         with tempfile.TemporaryDirectory() as folder:
             began = time.time()
             done = run(command, Path(folder))
             took = round(time.time() - began, 1)
-        assert done.returncode == 0, done.stderr
-        print(f"{took:6.1f} s  {command}", flush=True)
+            assert done.returncode == 0, done.stderr
+            end = final_return(Path(folder))
+        print(f"{took:6.1f} s, final return {end}: {command}", flush=True)
         seconds[command] = min(took, seconds.get(command, took))
-        RECORD.write_text(json.dumps(dict(machine=machine, seconds=seconds), indent=1) + "\n")
+        returns[command] = end
+        record = dict(machine=machine, seconds=seconds, returns=returns)
+        RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from commands import PAGES
 from commands import RECORD
 from commands import ROOT
 from commands import list_commands
+from commands import list_stated_returns
 from commands import list_stated_times
 
 COMMANDS = [command for command, _ in list_commands()]
@@ -88,6 +89,15 @@ def test_stated_times_are_those_of_the_record():
     measured = json.loads(RECORD.read_text())["seconds"]
     stated = list_stated_times()
     assert stated and stated == {name: 5 * round(measured[name] / 5) for name in stated}
+
+
+def test_stated_returns_are_those_of_the_record():
+    """The returns that README and the tour promise are the record's."""
+    measured = json.loads(RECORD.read_text())["returns"]
+    stated = list_stated_returns()
+    assert len(stated) == 3
+    for command, number in stated.items():
+        assert number == pytest.approx(measured[command], rel=0.05, abs=0.5), command
 
 
 def test_pages_are_found():

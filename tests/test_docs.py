@@ -143,3 +143,15 @@ def test_tables_are_what_the_records_give():
     command = [sys.executable, str(ROOT / "plots" / "results.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_figures_in_words_are_in_a_table():
+    """Decimal numbers of claims, and of the effects in differences, stand in a table of records."""
+    docs = ROOT / "docs"
+    tables = "".join((docs / name).read_text() for name in ("results.md", "speed.md"))
+    known = set(re.findall(r"\d+\.\d+", tables))
+    effects = re.findall(r"(?m)^\|.*\|([^|]*)\|$", (docs / "differences.md").read_text())
+    assert len(effects) > 15
+    for text in [(docs / "claims.md").read_text(), *effects]:
+        for number in re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", re.sub(r"`[^`]*`", "", text)):
+            assert number in known, f"{number} in {text}"

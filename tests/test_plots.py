@@ -1033,13 +1033,13 @@ def test_watch(tmp_path, capsys, script, flags, size):
     folder = save_untrained(tmp_path, script, scorer=True, seed=4, num_seeds=2, **flags)
     out = tmp_path / "episode.gif"
     watch = importlib.import_module("watch")
-    watch.main(folder, out, episodes=3, which_seed=5, max_frames=5, zoom=8)
+    watch.main((folder,), out, episodes=3, which_seed=5, max_frames=5, zoom=8)
     env = flags.get("env", "DeepSea-7-stochastic")
     assert f"{env}, seed 5: mean return" in capsys.readouterr().out
     with Image.open(out) as gif:
         assert gif.size == size and gif.n_frames <= 5
     with pytest.raises(SystemExit):
-        watch.main(folder, out, which_seed=7)
+        watch.main((folder,), out, which_seed=7)
     assert "has seeds 4, 5" in capsys.readouterr().err
 
 
@@ -1065,7 +1065,7 @@ def test_the_model_that_is_here_plays(tmp_path, capsys):
     """It has learned: an untrained agent returns less than 1."""
     (folder,) = (ROOT / "docs/models").iterdir()
     assert sum(path.stat().st_size for path in folder.iterdir()) < 400_000
-    importlib.import_module("watch").main(folder, tmp_path / "episode.gif", episodes=5)
+    importlib.import_module("watch").main((folder,), tmp_path / "episode.gif", episodes=5)
     printed = capsys.readouterr().out
     mean = float(re.search(r"mean return ([\d.]+)", printed)[1])
     assert mean > 5 and (tmp_path / "episode.gif").stat().st_size < 300_000
@@ -1091,7 +1091,7 @@ def test_watch_refuses_in_one_sentence(tmp_path, capsys, change, words):
     changed = change(folder)
     with pytest.raises(SystemExit) as end:
         importlib.import_module("watch").main(
-            changed if isinstance(changed, Path) else folder, tmp_path / "a.gif"
+            (changed if isinstance(changed, Path) else folder,), tmp_path / "a.gif"
         )
     message = capsys.readouterr().err
     assert end.value.code == 2 and words in message and message.count("\n") == 1
@@ -1105,5 +1105,14 @@ def add_flag(folder: Path, **flags):
 
 def test_watch_writes_gifs_alone(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        importlib.import_module("watch").main(tmp_path, tmp_path / "a.png")
+        importlib.import_module("watch").main((tmp_path,), tmp_path / "a.png")
     assert "must end in .gif" in capsys.readouterr().err
+
+
+def test_watch_names_the_newest_of_several(tmp_path, capsys):
+    older, newer = tmp_path / "b__s0__20260101-000000-1", tmp_path / "a__s0__20260102-000000-1"
+    for runs, words in (((older, newer), f"the newest is {newer}\n"), ((), "none is given\n")):
+        with pytest.raises(SystemExit) as end:
+            importlib.import_module("watch").main(runs, tmp_path / "a.gif")
+        message = capsys.readouterr().err
+        assert end.value.code == 2 and message.endswith(words) and message.count("\n") == 1

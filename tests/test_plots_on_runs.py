@@ -73,7 +73,7 @@ def test_paper_table(runs, capsys):
 
 def test_watch(runs, tmp_path, capsys):
     """A GIF below 300 kB, and the mean return with its interval."""
-    import_module("watch").main(runs["breakout"], out=tmp_path / "episode.gif", episodes=3)
+    import_module("watch").main((runs["breakout"],), out=tmp_path / "episode.gif", episodes=3)
     assert "Breakout-MinAtar, seed 0: mean return" in capsys.readouterr().out
     assert (tmp_path / "episode.gif").read_bytes()[:6] == b"GIF89a"
     assert (tmp_path / "episode.gif").stat().st_size < 300_000
