@@ -246,6 +246,15 @@ def find(experiment: Experiment, index: list[Record]) -> list[Record]:
     return chosen
 
 
+def find_with_repeats(experiment: Experiment, index: list[Record]) -> list[Record]:
+    """Returns all records of an experiment, also where two hold the same seed.
+
+    On a GPU a repeated seed is a new draw: sums in another order take training elsewhere.
+    """
+    expected = expected_args(experiment)
+    return [record for record in index if matches(record, experiment, expected)]
+
+
 def find_all(experiments, index: list[Record]) -> dict[Experiment, list[Record]]:
     """Returns the records of each experiment."""
     return {experiment: find(experiment, index) for experiment in experiments}

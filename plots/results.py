@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import command
 import numpy as np
+import speed
 import stats
 from paper import EFFICIENCY
 from paper import ENVS
@@ -25,14 +26,16 @@ from reproduce import MINIGRID
 from reproduce import MINIGRID_DIFFERENT
 from reproduce import ROOT
 from reproduce import Experiment
-from reproduce import find
+from reproduce import find_with_repeats
 from reproduce import is_missing
 from reproduce import read_index
 
 PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
 SPEED = ROOT / "docs" / "speed.md"
-RELEASED = ROOT / "docs" / "results" / "speed" / "h200" / "released.json"
+H200 = ROOT / "docs" / "results" / "speed" / "h200"
+RELEASED = H200 / "released.json"
+WITH_BASELINE = ("dqn.json", "beside_released.json", "r2d2.json", "bootstrapped.json")
 RELEASED_ASTERIX = ROOT / "docs" / "results" / "released" / "asterix.json"
 START, END = "<!-- results: begin, written by plots/results.py -->", "<!-- results: end -->"
 ALGORITHMS = {
@@ -64,11 +67,11 @@ ABLATIONS = {
 
 
 class Sample(NamedTuple):
-    """All seeds of one method on one environment."""
+    """All runs of one method on one environment."""
 
     timesteps: np.ndarray  # [T]
-    returns: np.ndarray  # [seeds, T]
-    curves: dict  # by name, [seeds, T]; diagnostics only of the seeds that have them
+    returns: np.ndarray  # [runs, T]
+    curves: dict  # by name, [runs, T]; diagnostics only of the runs that have them
 
     @property
     def scores(self):
@@ -102,16 +105,12 @@ class Records:
 
     def read(self, experiment: Experiment) -> Sample | None:
         """Reads and pools the records of an experiment."""
-        found = find(experiment._replace(needs="best_returns"), self.index)
+        found = find_with_repeats(experiment._replace(needs="best_returns"), self.index)
         if is_missing(experiment, found):
-            found = find(experiment, self.index)
+            found = find_with_repeats(experiment, self.index)
         if is_missing(experiment, found):
             return None
         timesteps, curves = read_curves([record.path.parent for record in found])
-        if "srank" not in curves:  # another record of the same seeds may have the diagnostics
-            diagnosed = find(experiment._replace(needs="srank"), self.index)
-            folders = [record.path.parent for record in diagnosed]
-            curves = (read_curves(folders)[1] if folders else {}) | curves
         return Sample(timesteps, curves["returns"], curves)
 
 
@@ -144,6 +143,11 @@ def final_return(sample: Sample | None, digits=1) -> str:
     if sample is None:
         return "-"
     return interval(stats.bootstrap(stats.iqm, sample.scores), digits)
+
+
+def join_words(words: list[str]) -> str:
+    """Returns Asterix, Breakout and Freeway, or none."""
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part) or "none"
 
 
 def p_text(p: float) -> str:
@@ -213,8 +217,8 @@ def paper_section(records: Records) -> str:
         "## The paper's table: five algorithms, four games",
         "",
         "`python plots/reproduce.py minatar pqn` makes the records. IQM over "
-        f"{' or '.join(map(str, seeds))} seeds of each seed's mean return over the last 10 % of "
-        "1e8 steps, with 95 % bootstrap intervals; below it the paper's number (DQN is printed twice). "
+        f"{' or '.join(map(str, seeds))} runs of each run's mean return over the last 10 % of 1e8 steps "
+        "(a seed that was trained twice counts twice: on a GPU the two are different draws), with 95 % bootstrap intervals; below it the paper's number (DQN is printed twice). "
         "SpaceInvaders has 24 aliens here, as in MinAtar, and 28 in the paper's version of gymnax, so "
         "its returns cannot agree. Time-outs are bootstrapped here.",
         "",
@@ -354,8 +358,8 @@ def verdict(records: Records) -> str:
         "The two rates do most of it: a baseline with per-layer rates comes to "
         f"{shown['Baseline, per-layer rates']} of the best return in the mean over the four games, where "
         f"SCORER has {shown['SCORER']}, the baseline {shown['Baseline']} and the fast baseline "
-        f"{shown['Baseline, fast rate']}. The game adds to that on {' and '.join(layered) or 'none'} "
-        f"({per_game}), and the variance adds to the game on {' and '.join(msbe) or 'none'}."
+        f"{shown['Baseline, fast rate']}. The game adds to that on {join_words(layered)} ({per_game}), "
+        f"and the variance adds to the game on {join_words(msbe)}."
     )
 
 
@@ -808,7 +812,40 @@ def speed_table() -> str:
         numbers = [f"{other:.0f}", f"{here:.0f}", f"{other / here:.1f}"]
         rows.append([row["algorithm"], str(row["num_seeds"]), row["other"], *numbers])
     header = ["", "Seeds", "Beside", "There", "Here", "Times as fast"]
-    return "\n".join([f"{saved['title']}.", "", table(header, rows)])
+    lines = [f"{saved['title']}.", "", table(header, rows)]
+    lines += ["", "SCORER beside its own baseline, on the same card:", "", cost_table()]
+    return "\n".join(lines)
+
+
+def cost_table() -> str:
+    """Returns what SCORER costs over its baseline, and how long its starts take."""
+    rows = {}
+    for name in WITH_BASELINE:
+        groups = speed.group_repeats(json.loads((H200 / name).read_text())["runs"])
+        for config, runs in groups.items():
+            baseline = groups.get(config._replace(scorer=False), [])
+            if not config.scorer or config.diagnostics or not baseline:
+                continue
+            us, its_us = (np.median(speed.step_us(repeats)) for repeats in (runs, baseline))
+            starts = [
+                start_text([run for run in runs if (run["round"] == 0) == first])
+                for first in (True, False)
+            ]
+            numbers = [f"{us:.0f}", f"{its_us:.0f}", f"{us / its_us:.2f}", *starts]
+            rows[config.script, config.num_seeds] = [
+                f"`{config.script}`",
+                str(config.num_seeds),
+                *numbers,
+            ]
+    header = ["", "Seeds", "SCORER", "Baseline", "Ratio", "First start, s", "Second start, s"]
+    return table(header, list(rows.values()))
+
+
+def start_text(runs: list[dict]) -> str:
+    """Returns the median of a process's seconds less its training, or a dash."""
+    if not runs:
+        return "-"
+    return f"{np.median([run['wall_seconds'] - run['seconds'] for run in runs]):.0f}"
 
 
 def with_block(text: str, block: str) -> str:
