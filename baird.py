@@ -1,4 +1,4 @@
-"""SCORER on Baird's counterexample, where linear TD diverges: exactly, or from samples.
+"""SCORER on Baird's counterexample, where linear TD diverges.
 
 Seven states, eight features, no reward. The behaviour policy mostly takes the dashed action, to one
 of states 1 to 6; the target policy always takes the solid one, to state 7; the true values are 0.
@@ -6,8 +6,10 @@ V = X phi theta: perception phi, the follower, is a matrix between the features 
 and control theta, the leader, a vector of weights. Seven methods start from one value function and
 learn from the same batches. Why some diverge and some do not stands in docs/baird.md.
 
-    python baird.py                        # all methods from samples, 10 seeds: a quarter of a minute on a laptop
-    python baird.py --table --expected     # all methods, exactly, over learning rates, ratios and starts
+    # all methods from samples, 10 seeds, a quarter of a minute on a laptop
+    python baird.py
+    # all methods, exactly, over learning rates, ratios and starts
+    python baird.py --table --expected
 
 What stands where, from top to bottom:
 
@@ -505,8 +507,9 @@ def parse_args() -> Args:
     """Reads the command line."""
     groups = [(group.__name__, group, field(default_factory=group)) for group in Args.__bases__]
     cli = tyro.conf.OmitArgPrefixes[make_dataclass("CommandLine", groups)]
+    title, _, commands, *_ = __doc__.split("\n\n")  # the rest is for readers of this file
     try:
-        parsed = tyro.cli(cli, description=__doc__, registry=whole_numbers())
+        parsed = tyro.cli(cli, description=f"{title}\n\n{commands}", registry=whole_numbers())
     except OSError as error:  # of --help
         give_up_output(error)
         sys.exit()

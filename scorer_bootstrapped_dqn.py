@@ -1,4 +1,4 @@
-"""SCORER Bootstrapped DQN on Deep Sea: an ensemble explores, and each member plays the game.
+"""SCORER Bootstrapped DQN on Deep Sea: each member of an ensemble plays the game.
 
 The agent is bsuite's (Osband et al., 2016 and 2018; without reward noise, clip or decay of the
 rates), as the paper states none: 20 members, each a small network plus a fixed random prior, learn
@@ -8,8 +8,9 @@ follower, which minimises the variance of the member's Bellman errors; the rest 
 Q_theta, the leader, which minimises their mean square. Without --scorer the same layers have one
 loss and one optimiser: the baseline.
 
-    python scorer_bootstrapped_dqn.py --size 10 --scorer                              # a minute on a laptop
-    python scorer_bootstrapped_dqn.py --size 30 --stochastic --scorer --num-seeds 30  # for a GPU
+    # a minute and a half on a laptop; then 30 seeds, for a GPU
+    python scorer_bootstrapped_dqn.py --size 10 --scorer
+    python scorer_bootstrapped_dqn.py --size 30 --scorer --num-seeds 30
 
 What stands where, from top to bottom:
 
@@ -926,8 +927,9 @@ def parse_args() -> Args:
     for group in Args.__bases__:
         show_presets(group)
     cli = tyro.conf.OmitArgPrefixes[make_dataclass("CommandLine", groups)]
+    title, _, commands, *_ = __doc__.split("\n\n")  # the rest is for readers of this file
     try:
-        parsed = tyro.cli(cli, description=__doc__, registry=whole_numbers())
+        parsed = tyro.cli(cli, description=f"{title}\n\n{commands}", registry=whole_numbers())
     except SystemExit:  # of --help
         flush_output()
         raise

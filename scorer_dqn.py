@@ -6,8 +6,9 @@ action values and minimises their mean square. Each takes one step per update: t
 and quickly, as its learning rate is higher; then the leader, on what the follower made of it.
 Without --scorer the same layers have one loss and one optimiser: DQN, the baseline.
 
-    python scorer_dqn.py --env Breakout-MinAtar --scorer --total-timesteps 1e6   # half a minute on a laptop
-    python scorer_dqn.py --env Breakout-MinAtar --scorer --num-seeds 30          # 30 seeds: on a GPU
+    # half a minute on a laptop; then the paper's run, for a GPU
+    python scorer_dqn.py --env Breakout-MinAtar --scorer --total-timesteps 1e6
+    python scorer_dqn.py --env Breakout-MinAtar --scorer --num-seeds 30
 
 What stands where, from top to bottom:
 
@@ -1156,8 +1157,9 @@ def parse_args() -> Args:
     for group in Args.__bases__:
         show_presets(group)
     cli = tyro.conf.OmitArgPrefixes[make_dataclass("CommandLine", groups)]
+    title, _, commands, *_ = __doc__.split("\n\n")  # the rest is for readers of this file
     try:
-        parsed = tyro.cli(cli, description=__doc__, registry=whole_numbers())
+        parsed = tyro.cli(cli, description=f"{title}\n\n{commands}", registry=whole_numbers())
     except SystemExit:  # of --help
         flush_output()
         raise

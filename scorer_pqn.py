@@ -1,4 +1,4 @@
-"""SCORER PQN: Q-learning as a Stackelberg game, without a replay buffer and without target networks.
+"""SCORER PQN: Q-learning as a Stackelberg game, without replay or target networks.
 
 The parallelised Q-network (Gallici et al., ICLR 2025) acts for a rollout in many environments,
 computes lambda-returns once, and learns from minibatches of that rollout; layer normalisation keeps
@@ -8,8 +8,9 @@ takes one step: the follower first, and quickly, as its learning rate is higher;
 what the follower made of it. Without --scorer the same layers have one loss and one optimiser: PQN,
 the baseline.
 
-    python scorer_pqn.py --env Breakout-MinAtar --scorer --total-timesteps 1e6   # a minute on a laptop
-    python scorer_pqn.py --env Breakout-MinAtar --scorer --num-seeds 30          # 30 seeds: on a GPU
+    # a minute on a laptop; then the paper's run, for a GPU
+    python scorer_pqn.py --env Breakout-MinAtar --scorer --total-timesteps 1e6
+    python scorer_pqn.py --env Breakout-MinAtar --scorer --num-seeds 30
 
 What stands where, from top to bottom:
 
@@ -909,8 +910,9 @@ def parse_args() -> Args:
     for group in Args.__bases__:
         show_presets(group)
     cli = tyro.conf.OmitArgPrefixes[make_dataclass("CommandLine", groups)]
+    title, _, commands, *_ = __doc__.split("\n\n")  # the rest is for readers of this file
     try:
-        parsed = tyro.cli(cli, description=__doc__, registry=whole_numbers())
+        parsed = tyro.cli(cli, description=f"{title}\n\n{commands}", registry=whole_numbers())
     except SystemExit:  # of --help
         flush_output()
         raise

@@ -1,4 +1,4 @@
-"""SCORER PQN on Atari: Q-learning as a Stackelberg game on frames, through envpool.
+"""SCORER PQN on Atari: Q-learning as a Stackelberg game on frames.
 
 As scorer_pqn.py, with emulators on the CPU in the rollout. Perception f_phi, the follower, minimises
 the variance of the Bellman errors and control Q_theta, the leader, their mean square. Each takes one
@@ -6,8 +6,9 @@ step per minibatch: the follower first, and quickly, as its learning rate is hig
 on what the follower made of it. Without --scorer the same layers have one loss and one optimiser:
 PQN, the baseline.
 
-    python scorer_pqn_atari.py --env Pong-v5 --scorer --total-timesteps 2e4   # minutes on a laptop
-    python scorer_pqn_atari.py --env Phoenix-v5 --scorer --num-seeds 5        # a GPU, a day
+    # minutes on a laptop; then the paper's run, a day on a GPU
+    python scorer_pqn_atari.py --env Pong-v5 --scorer --total-timesteps 2e4
+    python scorer_pqn_atari.py --env Phoenix-v5 --scorer --num-seeds 5
 
 What stands where, from top to bottom:
 
@@ -905,8 +906,9 @@ def parse_args() -> Args:
     for group in Args.__bases__:
         show_presets(group)
     cli = tyro.conf.OmitArgPrefixes[make_dataclass("CommandLine", groups)]
+    title, _, commands, *_ = __doc__.split("\n\n")  # the rest is for readers of this file
     try:
-        parsed = tyro.cli(cli, description=__doc__, registry=whole_numbers())
+        parsed = tyro.cli(cli, description=f"{title}\n\n{commands}", registry=whole_numbers())
     except SystemExit:  # of --help
         flush_output()
         raise

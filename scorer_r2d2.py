@@ -1,4 +1,4 @@
-"""SCORER R2D2: recurrent Q-learning as a Stackelberg game between perception and control.
+"""SCORER R2D2: recurrent Q-learning as a game between perception and control.
 
 The Q-network is split in two. Perception f_phi, the follower, is a GRU that turns observations into
 features and minimises the variance of the Bellman errors; control Q_theta, the leader, turns
@@ -7,8 +7,9 @@ follower first, and quickly, as its learning rate is higher; then the leader, on
 made of it. Without --scorer the same layers have one loss and one optimiser: R2D2, the baseline.
 The environments are navix's MiniGrid, where one sees only what is ahead and so needs a memory.
 
-    python scorer_r2d2.py --scorer --total-timesteps 1e5  # Empty-Random: minutes on a laptop
-    python scorer_r2d2.py --env Navix-FourRooms-v0 --scorer --num-seeds 30  # 30 seeds: on a GPU
+    # Empty-Random, three minutes on a laptop; then the paper's run, for a GPU
+    python scorer_r2d2.py --scorer --total-timesteps 1e5
+    python scorer_r2d2.py --env Navix-FourRooms-v0 --scorer --num-seeds 30
 
 What stands where, from top to bottom:
 
@@ -1159,8 +1160,9 @@ def parse_args() -> Args:
     for group in Args.__bases__:
         show_presets(group)
     cli = tyro.conf.OmitArgPrefixes[make_dataclass("CommandLine", groups)]
+    title, _, commands, *_ = __doc__.split("\n\n")  # the rest is for readers of this file
     try:
-        parsed = tyro.cli(cli, description=__doc__, registry=whole_numbers())
+        parsed = tyro.cli(cli, description=f"{title}\n\n{commands}", registry=whole_numbers())
     except SystemExit:  # of --help
         flush_output()
         raise

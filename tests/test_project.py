@@ -176,3 +176,11 @@ def test_nothing_runs_at_import(path):
         assert ast.unparse(node.body) == "signal.signal(signal.SIGINT, signal.SIG_DFL)"
         assert ast.unparse(body[: body.index(node)]) == "import signal"
     assert len(others) <= 1
+
+
+@each_script
+def test_help_begins_with_what_fits(path):
+    """A script's title and its commands, with which --help begins, fit into 80 columns."""
+    title, _, commands, *_ = ast.get_docstring(parse(path)).split("\n\n")
+    assert f"    python {path.name}" in commands
+    assert max(len(line) for line in (title, *commands.splitlines())) <= 80
