@@ -12,7 +12,7 @@ Without --scorer the same layers have one loss and one optimiser: DQN, the basel
 
 What stands where, from top to bottom:
 
-    Arguments     every flag, with the paper's values by environment family; look up what you need
+    Arguments     every flag, with its values by environment family; look up what you need
     Environment   make_env, the only place that knows gymnax; skip it, but for EnvStep's fields
     Networks      f_phi and Q_theta, two flax modules
     The game      the method: losses, targets and one round of the game; needs jax and optax alone
@@ -74,8 +74,9 @@ from tqdm import tqdm
 # Arguments
 # ==================================================================================================
 
-# What a flag is where it is not given, by family of environments (appendix "Hyperparameters"). Every
-# family has all of these keys, and only flags whose default is None can stand here.
+# What a flag is where it is not given, by family of environments: the paper's tables (appendix
+# "Hyperparameters"), or docs/differences.md says why not. Every family has all of these keys, and
+# only flags whose default is None can stand here.
 PRESETS = {
     "MinAtar": dict(
         total_timesteps=100_000_000,
@@ -85,7 +86,7 @@ PRESETS = {
         num_envs=128,
         buffer_size=100_000,
         learning_starts=10_000,
-        target_update_interval=16_000,
+        target_update_interval=16_000,  # the tables say 1,000, the released code does 16,000
         max_grad_norm=0.5,
         hidden_dim=128,
         perception_layers=2,
@@ -150,7 +151,7 @@ class Algorithm:
     epsilon_end: float = 0.01  # final probability of a random action
     epsilon_steps: int = 250_000  # environment steps over which it falls linearly
     max_grad_norm: float | None = None  # global-norm clip, for each player alone
-    bootstrap_at_timeout: bool = True  # off: a time-out counts as a termination, as in the paper
+    bootstrap_at_timeout: bool = True  # off: a time-out counts as a termination
 
 
 @dataclass
@@ -303,7 +304,7 @@ def l1_norm(x):
     """Divides x [..., features] by its mean absolute value.
 
     The paper says "unit L1 norm", which would be the sum of absolute values. But with the sum
-    SCORER ends at 19 on Breakout, with the mean at 64, as the paper prints.
+    SCORER ends on Breakout at less than a third of what the paper prints, with the mean at that.
     """
     return x / jnp.maximum(jnp.abs(x).mean(axis=-1, keepdims=True), 1e-8)
 
@@ -350,13 +351,14 @@ class Control(nn.Module):
 # ==================================================================================================
 # The game
 #
-# E[delta^2] = Var[delta] + E[delta]^2: perception takes on the variance, the part that adding a
-# constant to the values could not correct; control takes the whole.
+# E[delta^2] = Var[delta] + E[delta]^2: perception takes on the variance, which stays the same when one
+# constant is added to all values; control takes the whole.
 #
 # Control leads in the sense of Stackelberg: it commits to its parameters by changing them slowly, and
-# perception answers them quickly, so that control always meets an answer that is nearly the best. In
-# an update perception's one step, the answer, comes first, and control's step comes after it; no
-# gradient flows through the answer.
+# perception answers them. In the paper's theory perception is so much faster that control meets an
+# answer close to the best; here each takes one step, perception the longer one. In an update
+# perception's step, the answer, comes first, and control's step comes after it; no gradient flows
+# through the answer.
 #
 # To use it elsewhere, copy from here to the next heading, with `import jax`, `jax.numpy as jnp`,
 # `optax`, and `Any`, `NamedTuple` of typing. What you bring, here with flax:
@@ -439,7 +441,7 @@ def bellman_error(networks, params, batch):
 
 
 def follower_loss(delta):
-    """Returns Var[delta], the population variance: what perception minimises over phi."""
+    """Returns Var[delta], divided by the batch's size: what perception minimises over phi."""
     return jnp.var(delta)
 
 
@@ -457,10 +459,11 @@ def scorer_update(
     leader_batch,
     objective=follower_loss,
 ):
-    """Plays one round of the game, lines 12 and 15 of Algorithm 1; returns params and opt_state.
+    """Plays one round of the game, the players' steps of Algorithm 1; returns params and opt_state.
 
-    The batches are two independent draws, with their targets (lines 10, 11, 13 and 14). objective is
-    the follower's loss: follower_loss, or leader_loss for the paper's ablation "MSBE".
+    They are its lines 12 and 15, as counted at the head of "Training". The batches are two independent
+    draws, with their targets. objective is the follower's loss: follower_loss, or leader_loss for the
+    paper's ablation "MSBE".
     """
 
     # The follower responds: perception steps on the variance while control stands still.
@@ -565,7 +568,8 @@ def synchronous_update(networks, optimizers, params, opt_state, perception_batch
 #   3         while t < T                train_stretch and train_chunk, and `train` in "The run"
 #   4 to 7    act, store                 act_and_store, which calls act and store
 #   8         if t > T_start             warm_up_step before, train_step from then on
-#   9         every T_Update             train_step: T_Update is --num-envs, one step of all
+#   9         every T_Update             train_step: T_Update is --num-envs, one step of all (the
+#                                        paper's table says 4, its code does this)
 #   10, 13    sample two minibatches     act_and_store, which calls sample: for the next train_step
 #   11, 14    compute targets Y          learn, which calls compute_td_target
 #   12, 15    the players' two steps     learn, which calls scorer_update
@@ -624,7 +628,7 @@ def make_optimizers(args: Args, num_updates: int, follower_rate):
     if args.ablation == "inverted-roles":
         return Players(perception=optax.chain(clip, slow), control=optax.chain(clip, fast))
     if args.ablation == "synchronous":
-        # Nobody follows: one loss and one rate for both, as in the paper's ablation.
+        # Nobody follows: one loss and one rate for both.
         return Players(perception=optax.chain(clip, slow), control=optax.chain(clip, slow))
     return Players(perception=optax.chain(clip, fast), control=optax.chain(clip, slow))
 
@@ -689,7 +693,7 @@ def keep_apart(params: Players) -> Players:
 
     train_step acts and learns with the same parameters. XLA, JAX's compiler, would merge the matrix
     products of both; then neither could start before the other's inputs are there. It does not look
-    through this barrier: a step takes 164 us with it and 183 without (30 seeds on an H200).
+    through this barrier: without it a step takes 12 % longer (30 seeds on an H200).
     """
     return jax.lax.optimization_barrier(params)
 
@@ -874,10 +878,10 @@ def make_train(args: Args, env: Environment) -> "Training":
     def train_step(state, now):
         """Learns from what the step before has drawn, and acts: both from the same state.
 
-        So neither waits for the other: a step takes 164 us, in the paper's order 221 (30 seeds on an
+        So neither waits for the other: in the paper's order a step takes a third longer (30 seeds on an
         H200). A step is stored, drawn from and learned from in that order here, too; only, the next one
-        acts with the parameters from before the update. No difference in returns was found: on Breakout
-        66.1 [64.3, 67.6] so, and 67.2 [65.7, 68.4] in the paper's order (60 seeds, 95 % intervals).
+        acts with the parameters from before the update. No difference in returns was found
+        (docs/differences.md, "batches").
         """
         params, opt_state = learn(state)
         state = act_and_store(state, now)
@@ -1310,7 +1314,7 @@ def name_value(name: str, value) -> str:
 # --------------------------------------- Devices and lanes ----------------------------------------
 
 # A step is some 100 small GPU kernels: let the GPU run the whole loop by itself, and independent
-# kernels side by side: 228 us per step of DQN in place of 257 (30 seeds on an H200), 95 of 128 (one).
+# kernels side by side. That takes 11 % off a step of DQN with 30 seeds on an H200, 26 % with one.
 GPU_FLAGS = (
     "--xla_gpu_enable_command_buffer=+WHILE --xla_gpu_command_buffer_scheduling_mode=CONCURRENT"
 )

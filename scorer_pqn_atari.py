@@ -12,7 +12,7 @@ PQN, the baseline.
 
 What stands where, from top to bottom:
 
-    Arguments     every flag, with the paper's values; look up what you need
+    Arguments     every flag; look up what you need
     Environment   make_env, the only place that knows envpool; skip it, but for EnvStep's fields
     Networks      f_phi and Q_theta, two flax modules
     The game      the method: lambda-returns, losses and one round of the game; jax and optax alone

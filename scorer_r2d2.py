@@ -136,7 +136,7 @@ class Algorithm:
     epsilon_end: float = 0.01  # final probability of a random action
     epsilon_steps: int = 500_000  # environment steps over which it falls linearly
     max_grad_norm: float = 0.5  # global-norm clip, for each player alone
-    bootstrap_at_timeout: bool = True  # off: a time-out counts as a termination, as in the paper
+    bootstrap_at_timeout: bool = True  # off: a time-out counts as a termination
 
 
 @dataclass
@@ -1313,7 +1313,7 @@ def name_value(name: str, value) -> str:
 # --------------------------------------- Devices and lanes ----------------------------------------
 
 # A step is some 100 small GPU kernels: let the GPU run the whole loop by itself, and independent
-# kernels side by side: 228 us per step of DQN in place of 257 (30 seeds on an H200), 95 of 128 (one).
+# kernels side by side. That takes 11 % off a step of DQN with 30 seeds on an H200, 26 % with one.
 GPU_FLAGS = (
     "--xla_gpu_enable_command_buffer=+WHILE --xla_gpu_command_buffer_scheduling_mode=CONCURRENT"
 )

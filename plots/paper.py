@@ -31,6 +31,10 @@ FINAL = {
     ("PQN", "SCORER", 1): ((50.80, 0.62), (71.16, 0.84), (61.05, 0.47), (141.85, 0.76)),
 }
 
+# Pairs of FINAL of which the table marks the lower as not significantly worse (bootstrap difference test): level. In
+# all others it marks SCORER alone.
+LEVEL = {("DQN", "Asterix-MinAtar"), ("PQN", "Asterix-MinAtar"), ("PQN", "Freeway-MinAtar")}
+
 # Returns whose time of first reach the sample-efficiency tables print.
 THRESHOLDS = {
     "Asterix-MinAtar": (35, 40),
