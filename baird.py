@@ -430,8 +430,8 @@ def main():
     folder = args.runs_dir / run_name(args)
     make_runs_dir(args.runs_dir)
     say(
-        f"{folder}\n{args.num_updates:,} updates of {len(METHODS)} methods in "
-        f"{len(lanes.seed)} lanes; compiling"
+        f"{folder}\n{args.num_updates:,} updates of {len(METHODS)} methods, "
+        f"{len(lanes.seed)} times each; compiling"
     )
 
     errors, peak, seconds, compile_seconds = train_lanes(args, lanes)

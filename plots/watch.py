@@ -102,8 +102,7 @@ def main(
         zoom: pixels of a cell's side, in MinAtar and Deep Sea.
     """
     if len(runs) != 1:
-        named = f"of these {len(runs)} the newest is {newest(runs)}" if runs else "none is given"
-        fail(f"one run folder is played at a time; {named}")
+        fail(f"one run folder is played at a time; {newest(runs)}")
     if min(episodes, max_frames, zoom) < 1:
         fail("--episodes, --max-frames and --zoom must be at least 1")
     if out.suffix.lower() != ".gif":
@@ -123,15 +122,21 @@ def main(
     first, *others = played.frames
     options = dict(format="GIF", save_all=True, append_images=others, duration=60, loop=0)
     write(out, lambda out: first.save(out, **options))
+    shown, length = len(played.frames), played.lengths[played.shown]
+    part = "all" if shown >= length else f"the first {shown}"
     print(
-        f"{out}: return {played.returns[played.shown]:.2f}, {len(played.frames)} of "
-        f"{played.lengths[played.shown]} steps, {out.stat().st_size / 1000:.0f} kB"
+        f"{out}: the episode of the median return, {played.returns[played.shown]:.2f}; {part} of its "
+        f"{length} steps, {out.stat().st_size / 1000:.0f} kB"
     )
 
 
-def newest(runs: tuple[Path, ...]) -> Path:
-    """Returns the folder that was started last: a run's name ends with its time."""
-    return max(runs, key=lambda run: run.name.rpartition("__")[2])
+def newest(runs: tuple[Path, ...]) -> str:
+    """Returns in words which of these is the run that was started last: its name ends with the time."""
+    found = [run for run in runs if (run / "args.json").exists()]
+    if not found:
+        return f"of these {len(runs)} none is the folder of a run"
+    last = max(found, key=lambda run: run.name.rpartition("__")[2])
+    return f"of these {len(runs)} the newest is {last}"
 
 
 # ------------------------------------------ Saved models ------------------------------------------
@@ -139,10 +144,10 @@ def newest(runs: tuple[Path, ...]) -> Path:
 
 def load_model(folder: Path, which_seed: int | None) -> Model:
     """Returns the model of one seed that a run saved; ends in one sentence where there is none."""
+    given = read_args(folder)
     path = folder / "model.safetensors"
     if not path.exists():
         fail(f"{path} does not exist: the run was made without --save-model")
-    given = read_args(folder)
     script = import_script(folder)
     if script.__name__ == "scorer_pqn" and "compilation_cache" in given:
         fail(f"{path} numbers its LayerNorms otherwise than scorer_pqn.py does: train it again")
@@ -165,7 +170,9 @@ def load_model(folder: Path, which_seed: int | None) -> Model:
 
 
 def read_args(folder: Path) -> dict:
-    """Returns a run's arguments."""
+    """Returns a run's arguments; ends in one sentence where the folder is no run's."""
+    if not (folder / "args.json").exists():
+        fail(f"{folder} is not the folder of a run: it has no args.json")
     try:
         args = json.loads((folder / "args.json").read_text())
     except (OSError, ValueError):
