@@ -1228,7 +1228,8 @@ def args_to_resume(args: Args) -> Args:
     try:
         earlier = json.loads((folder / "args.json").read_text())
     except (OSError, ValueError) as error:
-        fail(f"--resume {folder} is not the folder of a run: {error}")
+        reason = error.strerror if isinstance(error, OSError) else error
+        fail(f"--resume {folder} is not the folder of a run: args.json: {reason}")
     if not isinstance(earlier, dict) or set(earlier) != set(field_names(Args)):
         fail(f"--resume {folder} is of another script, or of another version of this one")
     if not (folder / "checkpoint.npz").exists():

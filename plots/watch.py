@@ -131,12 +131,12 @@ def main(
 
 
 def newest(runs: tuple[Path, ...]) -> str:
-    """Returns in words which of these is the run that was started last: its name ends with the time."""
-    found = [run for run in runs if (run / "args.json").exists()]
+    """Returns in words which saved model of these is the newest: a run's name ends with its time."""
+    found = [run for run in runs if (run / "model.safetensors").exists()]
     if not found:
-        return f"of these {len(runs)} none is the folder of a run"
+        return f"of these {len(runs)} none has a model.safetensors"
     last = max(found, key=lambda run: run.name.rpartition("__")[2])
-    return f"of these {len(runs)} the newest is {last}"
+    return f"of these {len(runs)} the newest with a model is {last}"
 
 
 # ------------------------------------------ Saved models ------------------------------------------

@@ -1113,12 +1113,12 @@ def test_watch_names_the_newest_of_several(tmp_path, capsys):
     older, newer = tmp_path / "b__s0__20260101-000000-1", tmp_path / "a__s0__20260102-000000-1"
     for run in (older, newer):
         run.mkdir()
-        (run / "args.json").write_text("{}")
-    no_run = tmp_path / "z__s0__20990101-000000-1"
+        (run / "model.safetensors").touch()
+    without = tmp_path / "z__s0__20990101-000000-1"
     cases = {
-        (older, newer, no_run): f"of these 3 the newest is {newer}\n",
-        (no_run, no_run): "of these 2 none is the folder of a run\n",
-        (): "of these 0 none is the folder of a run\n",
+        (older, newer, without): f"of these 3 the newest with a model is {newer}\n",
+        (without, without): "of these 2 none has a model.safetensors\n",
+        (): "of these 0 none has a model.safetensors\n",
     }
     for runs, words in cases.items():
         with pytest.raises(SystemExit) as end:
