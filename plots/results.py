@@ -357,7 +357,7 @@ def verdict(records: Records) -> str:
     layered, msbe = counts["Baseline, per-layer rates"], counts["SCORER, MSBE follower"]
     per_game = ", ".join(f"{game} {tests['Baseline, per-layer rates', game]}" for game in GAMES)
     return (
-        "The two rates do most of it: a baseline with per-layer rates comes to "
+        "Most of SCORER's gain is owed to its two rates: a baseline with per-layer rates comes to "
         f"{shown['Baseline, per-layer rates']} of the best return in the mean over the four games, where "
         f"SCORER has {shown['SCORER']}, the baseline (1e-4) {shown['Baseline']} and the fast one (5e-4) "
         f"{shown['Baseline, fast rate']}. SCORER is above the per-layer baseline on "
