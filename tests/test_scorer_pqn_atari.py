@@ -588,7 +588,7 @@ def test_tools(whole, tmp_path, capsys):
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     tables.main([whole[1]])
     assert "Breakout-v5" in capsys.readouterr().out
-    watch.main(whole[1], out=tmp_path / "episode.gif", episodes=1, max_frames=20)
+    watch.main((whole[1],), out=tmp_path / "episode.gif", episodes=1, max_frames=20)
     assert (tmp_path / "episode.gif").read_bytes().startswith(b"GIF")
 
 
