@@ -85,7 +85,7 @@ def main(out: Path = Path("game_or_rates.png"), over_steps: bool = False):
     axes[0].set_ylabel(labels[0])
     axes[4].set_ylabel(labels[1])
     numbers = [len(sample.scores) for sample in records.samples.values() if sample is not None]
-    runs = style.seeds_text(numbers).replace("seeds", "runs")
+    runs = style.seeds_text(numbers, of="run")
     style.save(figure, out, f"DQN, {runs}, rates of perception and control")
 
 

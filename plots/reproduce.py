@@ -237,10 +237,9 @@ def matches(record: Record, experiment: Experiment, expected: dict) -> bool:
 
 def find(experiment: Experiment, index: list[Record]) -> list[Record]:
     """Returns the records of an experiment, each seed once."""
-    expected = expected_args(experiment)
     chosen, seeds = [], set()
-    for record in index:
-        if matches(record, experiment, expected) and not seeds.intersection(record.seeds):
+    for record in find_with_repeats(experiment, index):
+        if not seeds.intersection(record.seeds):
             chosen.append(record)
             seeds.update(record.seeds)
     return chosen

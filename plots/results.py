@@ -52,11 +52,7 @@ RATES = {
     "Baseline": "",
     "SCORER, MSBE follower": "--scorer --follower-loss msbe",
 }
-PQN_RATES = {
-    "SCORER": "--scorer",
-    "Baseline, per-layer rates": "--ablation per-layer-lr",
-    "Baseline": "",
-}
+PQN_RATES = {name: RATES[name] for name in ("SCORER", "Baseline, per-layer rates", "Baseline")}
 ABLATIONS = {
     "SCORER": "--scorer",
     "MSBE follower": "--scorer --follower-loss msbe",
@@ -217,12 +213,12 @@ def paper_section(records: Records) -> str:
         rows.append([group[0].algorithm, group[0].variant, *(cell_text(cell) for cell in group)])
         printed = [" or ".join(f"{v} ± {half}" for v, half in cell.paper) for cell in group]
         rows.append(["", "paper", *printed])
-    seeds = sorted({len(cell.sample.scores) for cell in cells if cell.sample})
+    runs = sorted({len(cell.sample.scores) for cell in cells if cell.sample})
     lines = [
         "## The paper's table: five algorithms, four games",
         "",
         "`python plots/reproduce.py minatar pqn` makes the records. IQM over "
-        f"{' or '.join(map(str, seeds))} runs of each run's mean return over the last 10 % of 1e8 steps "
+        f"{' or '.join(map(str, runs))} runs of each run's mean return over the last 10 % of 1e8 steps "
         "(a seed that was trained twice counts twice: on a GPU the two are different draws), with 95 % bootstrap intervals; below it the paper's number (DQN is printed twice). "
         "SpaceInvaders has 24 aliens here, as in MinAtar, and 28 in the paper's version of gymnax, so "
         "its returns are not compared. Time-outs are bootstrapped here.",
@@ -270,14 +266,6 @@ def paper_order(algorithm: str, env: str) -> str:
 
 def rates_section(records: Records) -> str:
     """Returns the section on the question whether the game or the two rates do it."""
-    rows = []
-    for name, flags in RATES.items():
-        row = [name]
-        for game in GAMES:
-            scorer = records.sample("scorer_dqn.py", f"{game}-MinAtar", "--scorer")
-            sample = records.sample("scorer_dqn.py", f"{game}-MinAtar", flags)
-            row.append(rates_cell(sample, scorer, digits_of(game)))
-        rows.append(row)
     extra = []
     for name, flags in (
         ("Baseline, per-layer rates", "--ablation per-layer-lr"),
@@ -297,7 +285,7 @@ def rates_section(records: Records) -> str:
         "without the variance. DQN, final IQM return; srank is the rank of control's 128 hidden features "
         "at the end; p: one-sided bootstrap difference test that SCORER is no better.",
         "",
-        table(["", *GAMES], rows),
+        table(["", *GAMES], rates_rows(records, "scorer_dqn.py", RATES)),
         "",
         verdict(records),
         "",
@@ -307,9 +295,22 @@ def rates_section(records: Records) -> str:
         "",
         "The same for PQN, where SCORER's rates are 5e-4 and 2.5e-4:",
         "",
-        pqn_rates(records),
+        table(["PQN", *GAMES], rates_rows(records, "scorer_pqn.py", PQN_RATES)),
     ]
     return "\n".join(lines)
+
+
+def rates_rows(records: Records, script: str, methods: dict[str, str]) -> list[list[str]]:
+    """Returns a row for each method, of flags by name: its cells on the four games."""
+    rows = []
+    for name, flags in methods.items():
+        row = [name]
+        for game in GAMES:
+            scorer = records.sample(script, f"{game}-MinAtar", "--scorer")
+            sample = records.sample(script, f"{game}-MinAtar", flags)
+            row.append(rates_cell(sample, scorer, digits_of(game)))
+        rows.append(row)
+    return rows
 
 
 def rates_cell(sample: Sample | None, scorer: Sample, digits: int) -> str:
@@ -364,19 +365,6 @@ def verdict(records: Records) -> str:
         f"{join_words(layered)} ({per_game}), and above its own game without the variance, the MSBE "
         f"follower, on {join_words(msbe)}."
     )
-
-
-def pqn_rates(records: Records) -> str:
-    """Returns the same question's table for PQN."""
-    rows = []
-    for name, flags in PQN_RATES.items():
-        row = [name]
-        for game in GAMES:
-            scorer = records.sample("scorer_pqn.py", f"{game}-MinAtar", "--scorer")
-            sample = records.sample("scorer_pqn.py", f"{game}-MinAtar", flags)
-            row.append(rates_cell(sample, scorer, digits_of(game)))
-        rows.append(row)
-    return table(["PQN", *GAMES], rows)
 
 
 def ablations_section(records: Records) -> str:
@@ -483,8 +471,10 @@ def sensitivity_row(records: Records, flags: str) -> list[str]:
 
 def representation_section(records: Records) -> str:
     """Returns the section on effective rank and parameter norms."""
-    methods = [("DQN", name, RATES[name]) for name in RATES]
-    for kind, algorithm in list(ALGORITHMS.items())[1:]:
+    methods = [("DQN", name, flags) for name, flags in RATES.items()]
+    for kind, algorithm in ALGORITHMS.items():
+        if algorithm == "DQN":
+            continue
         methods += [(algorithm, "SCORER", f"{kind} --scorer"), (algorithm, "Baseline", kind)]
     rows = []
     for algorithm, name, flags in methods:
@@ -546,7 +536,7 @@ def minigrid_section(records: Records) -> str:
 
 
 def touch_text(sample: Sample, threshold: float) -> str:
-    """Returns the time to a threshold, by the highest value within each point where it is recorded."""
+    """Returns the time to a threshold, and how many seeds touch it, as text."""
     mean, number = touch_time(sample, threshold)
     if number == 0:
         return "- (0)"
@@ -556,7 +546,10 @@ def touch_text(sample: Sample, threshold: float) -> str:
 
 
 def touch_time(sample: Sample, threshold: float) -> tuple[stats.Estimate, int]:
-    """Returns the mean time to a threshold over the seeds that touch it, and how many do."""
+    """Returns the mean time to a threshold over the seeds that touch it, and how many do.
+
+    Where it is recorded, the highest value within each point decides.
+    """
     curve = sample.curves.get("best_returns", sample.returns)
     return stats.mean_time(stats.time_to_threshold(sample.timesteps, curve, threshold))
 
@@ -648,87 +641,90 @@ def atari_section(records: Records) -> str:
 
 
 class Reading(NamedTuple):
-    """What paper and code leave open, and the flags of the preset and of the other reading."""
+    """What paper and code leave open, and where the records of the preset and of the other are."""
 
     text: str
     script: str
     env: str
-    preset: str
-    other: str
-    other_seeds: int = 30
+    preset: str  # flags
+    other: str = ""  # flags, or
+    folder: str = ""  # the folder of docs/results that has the other's records
     preset_seeds: int = 30
+    other_seeds: int = 30
 
 
-DQN, PQN, R2D2 = "scorer_dqn.py", "scorer_pqn.py", "scorer_r2d2.py"
-AT_TIMEOUT = "time-outs bootstrap, or end the value"
+AT_TIMEOUT = dict(
+    text="time-outs bootstrap, or end the value", script="scorer_dqn.py", env="Breakout-MinAtar"
+)
+L1_NORM = dict(text="no L1 norm, or one", script="scorer_dqn.py", env="CartPole-v1", other_seeds=5)
 PQN_SHORT = "--scorer --total-timesteps 5e5"
-PQN_RELEASED = f"{PQN_SHORT} --learning-rate 1e-4 --follower-learning-rate 5e-4"
 READINGS = (
-    Reading(AT_TIMEOUT, DQN, "Breakout-MinAtar", "--scorer", "--scorer --no-bootstrap-at-timeout"),
-    Reading(AT_TIMEOUT, DQN, "Breakout-MinAtar", "", "--no-bootstrap-at-timeout"),
+    Reading(**AT_TIMEOUT, preset="--scorer", other="--scorer --no-bootstrap-at-timeout"),
+    Reading(**AT_TIMEOUT, preset="", other="--no-bootstrap-at-timeout"),
     Reading(
-        "the leader's rate falls linearly, or to the power 1.5",
-        DQN,
-        "Breakout-MinAtar",
-        "--scorer",
-        "--scorer --leader-decay-power 1.5",
+        text="the leader's rate falls linearly, or to the power 1.5",
+        script="scorer_dqn.py",
+        env="Breakout-MinAtar",
+        preset="--scorer",
+        other="--scorer --leader-decay-power 1.5",
     ),
-    Reading("no L1 norm, or one", DQN, "CartPole-v1", "--scorer", "--scorer --l1-norm True", 5),
-    Reading("no L1 norm, or one", DQN, "CartPole-v1", "", "--l1-norm True", 5),
+    Reading(**L1_NORM, preset="--scorer", other="--scorer --l1-norm True"),
+    Reading(**L1_NORM, preset="", other="--l1-norm True"),
     Reading(
-        "an update every 80 steps, or every 20",
-        R2D2,
-        "Navix-FourRooms-v0",
-        "--scorer",
-        "--scorer --update-interval 20",
-        10,
+        text="an update every 80 steps, or every 20",
+        script="scorer_r2d2.py",
+        env="Navix-FourRooms-v0",
+        preset="--scorer",
+        other="--scorer --update-interval 20",
+        other_seeds=10,
     ),
     Reading(
-        "rates, epochs and minibatches on control: this project's, or the released script's",
-        PQN,
-        "CartPole-v1",
-        PQN_SHORT,
-        f"{PQN_RELEASED} --num-epochs 2 --num-minibatches 4",
-        5,
-        5,
+        text="rates, epochs and minibatches on control: this project's, or the released script's",
+        script="scorer_pqn.py",
+        env="CartPole-v1",
+        preset=PQN_SHORT,
+        other=f"{PQN_SHORT} --learning-rate 1e-4 --follower-learning-rate 5e-4 --num-epochs 2 "
+        "--num-minibatches 4",
+        preset_seeds=5,
+        other_seeds=5,
+    ),
+    Reading(
+        text="batches are drawn a step ahead, or in the step",
+        script="scorer_dqn.py",
+        env="Breakout-MinAtar",
+        preset="--scorer",
+        folder="plain_loop",
     ),
 )
 
 
 def readings_section(records: Records) -> str:
     """Returns the section on what the readings change that paper and code leave open."""
-    rows = []
-    for reading in READINGS:
-        preset = records.sample(reading.script, reading.env, reading.preset, reading.preset_seeds)
-        other = records.sample(reading.script, reading.env, reading.other, reading.other_seeds)
-        rows.append(reading_row(reading, preset, other))
-    batches = Reading(
-        "batches are drawn a step ahead, or in the step", DQN, "Breakout-MinAtar", "--scorer", ""
-    )
-    rows.append(
-        reading_row(
-            batches,
-            records.sample(batches.script, batches.env, batches.preset),
-            records.folder("plain_loop"),
-        )
-    )
     lines = [
         "## Readings",
         "",
         "Where paper and released code leave a choice ([differences.md](differences.md)): final IQM return "
         "and number of seeds with the first reading, which is the preset, and with the second.",
         "",
-        table(["Reading", "Script", "Environment", "Method", "First", "Second"], rows),
+        table(
+            ["Reading", "Script", "Environment", "Method", "First", "Second"],
+            [reading_row(records, reading) for reading in READINGS],
+        ),
     ]
     return "\n".join(lines)
 
 
-def reading_row(reading: Reading, preset: Sample | None, other: Sample | None) -> list[str]:
+def reading_row(records: Records, reading: Reading) -> list[str]:
     """Returns the row of a reading."""
+    script, env = reading.script, reading.env
+    preset = records.sample(script, env, reading.preset, reading.preset_seeds)
+    if reading.folder:
+        other = records.folder(reading.folder)
+    else:
+        other = records.sample(script, env, reading.other, reading.other_seeds)
     method = "SCORER" if "--scorer" in reading.preset else "Baseline"
-    digits = digits_of(reading.env)
-    texts = [reading_text(sample, digits) for sample in (preset, other)]
-    return [reading.text, f"`{reading.script}`", reading.env, method, *texts]
+    texts = [reading_text(sample, digits_of(env)) for sample in (preset, other)]
+    return [reading.text, f"`{script}`", env, method, *texts]
 
 
 def reading_text(sample: Sample | None, digits: int) -> str:
@@ -837,32 +833,34 @@ def speed_table() -> str:
         rows.append([row["algorithm"], str(row["num_seeds"]), row["other"], *numbers])
     header = ["", "Seeds", "Beside", "There", "Here", "Times as fast"]
     lines = [f"{saved['title']}.", "", table(header, rows)]
-    lines += ["", "SCORER beside its own baseline, on the same card:", "", cost_table()]
+    lines += [
+        "",
+        "SCORER beside its own baseline, each pair in one call on one H200:",
+        "",
+        cost_table(),
+    ]
     return "\n".join(lines)
 
 
 def cost_table() -> str:
     """Returns what SCORER costs over its baseline, and how long its starts take."""
-    rows = {}
+    rows = []
     for name in WITH_BASELINE:
         groups = speed.group_repeats(json.loads((H200 / name).read_text())["runs"])
         for config, runs in groups.items():
-            baseline = groups.get(config._replace(scorer=False), [])
-            if not config.scorer or config.diagnostics or not baseline:
-                continue
-            us, its_us = (np.median(speed.step_us(repeats)) for repeats in (runs, baseline))
-            starts = [
-                start_text([run for run in runs if (run["round"] == 0) == first])
-                for first in (True, False)
-            ]
-            numbers = [f"{us:.0f}", f"{its_us:.0f}", f"{us / its_us:.2f}", *starts]
-            rows[config.script, config.num_seeds] = [
-                f"`{config.script}`",
-                str(config.num_seeds),
-                *numbers,
-            ]
+            baseline = groups.get(config._replace(scorer=False))
+            if config.scorer and baseline:
+                rows.append([f"`{config.script}`", *cost_cells(config.num_seeds, runs, baseline)])
     header = ["", "Seeds", "SCORER", "Baseline", "Ratio", "First start, s", "Second start, s"]
-    return table(header, list(rows.values()))
+    return table(header, rows)
+
+
+def cost_cells(num_seeds: int, runs: list[dict], baseline: list[dict]) -> list[str]:
+    """Returns both players' median step, their ratio, and SCORER's first and second start."""
+    us, its_us = (np.median(speed.step_us(repeats)) for repeats in (runs, baseline))
+    first = start_text([run for run in runs if run["round"] == 0])
+    second = start_text([run for run in runs if run["round"] > 0])
+    return [str(num_seeds), f"{us:.0f}", f"{its_us:.0f}", f"{us / its_us:.2f}", first, second]
 
 
 def start_text(runs: list[dict]) -> str:

@@ -102,7 +102,7 @@ def main(
         zoom: pixels of a cell's side, in MinAtar and Deep Sea.
     """
     if len(runs) != 1:
-        fail(f"one run folder is played at a time; {newest(runs)}")
+        fail(f"one run folder is played at a time; {name_newest(runs)}")
     if min(episodes, max_frames, zoom) < 1:
         fail("--episodes, --max-frames and --zoom must be at least 1")
     if out.suffix.lower() != ".gif":
@@ -130,7 +130,7 @@ def main(
     )
 
 
-def newest(runs: tuple[Path, ...]) -> str:
+def name_newest(runs: tuple[Path, ...]) -> str:
     """Returns in words which saved model of these is the newest: a run's name ends with its time."""
     found = [run for run in runs if (run / "model.safetensors").exists()]
     if not found:
