@@ -363,8 +363,23 @@ def verdict(records: Records) -> str:
         f"SCORER has {shown['SCORER']}, the baseline (1e-4) {shown['Baseline']} and the fast one (5e-4) "
         f"{shown['Baseline, fast rate']}. SCORER is above the per-layer baseline on "
         f"{join_words(layered)} ({per_game}), and above its own game without the variance, the MSBE "
-        f"follower, on {join_words(msbe)}."
+        f"follower, on {join_words(msbe)}.{pqn_verdict(records)}"
     )
+
+
+def pqn_verdict(records: Records) -> str:
+    """Returns how PQN's SCORER stands to its own per-layer baseline, in one sentence."""
+    games = {"above": [], "level": [], "below": []}
+    for game in GAMES:
+        scorer, layered = (
+            records.sample("scorer_pqn.py", f"{game}-MinAtar", PQN_RATES[name])
+            for name in ("SCORER", "Baseline, per-layer rates")
+        )
+        if scorer is None or layered is None:
+            return ""
+        games[compare(scorer, layered)].append(game)
+    found = [f"{relation} on {join_words(names)}" for relation, names in games.items() if names]
+    return f" Beside PQN's per-layer baseline, SCORER is {join_words(found)}."
 
 
 def ablations_section(records: Records) -> str:
