@@ -33,7 +33,6 @@ figure ablations ablations \
 figure sensitivity rates \
   "${baseline[@]}" "${baseline_at_2e4[@]}" "${baseline_at_3e4[@]}" "${baseline_at_5e4[@]}" \
   "${baseline_at_75e5[@]}" "${baseline_at_1e3[@]}" "${rate}"*
-figure representation representation "${baseline[@]}" "${scorer[0]}"
 figure learning_curves control docs/results/control
 figure learning_curves minigrid docs/results/minigrid
 figure learning_curves atari docs/results/atari/*{Phoenix,Pong,Qbert}*

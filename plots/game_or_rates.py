@@ -85,8 +85,8 @@ def main(out: Path = Path("game_or_rates.png"), over_steps: bool = False):
     axes[0].set_ylabel(labels[0])
     axes[4].set_ylabel(labels[1])
     numbers = [len(sample.scores) for sample in records.samples.values() if sample is not None]
-    runs = style.seeds_text(numbers, of="run")
-    style.save(figure, out, f"DQN, {runs}, rates of perception and control")
+    seeds = style.seeds_text(numbers)
+    style.save(figure, out, f"DQN, {seeds}, rates of perception and control")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from tyro.conf import Positional
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # where the scripts are
 # Groups of records that answer another question: no second sample of the same experiment.
-APART = {"plain_loop", "minigrid_16_stopped", "atari_short"}
+APART = {"plain_loop", "minigrid_16_stopped", "atari_short", "deep_sea_rates"}
 # Arguments that two records of one experiment may differ in: a shorter run is none of them.
 MAY_DIFFER = NOT_METHOD - {"env", "total_timesteps"}
 
@@ -71,6 +71,12 @@ FOUR_ROOMS_AT_20 = (
     "--scorer --follower-importance-weights",
     "--scorer --per-alpha 0",
 )
+# Flags of depth 10 for as long as the paper's Deep Sea.
+LONG_SEAS = {
+    "no priors": "--prior-scale 0",
+    "no priors, stochastic": "--stochastic --prior-scale 0",
+    "priors, stochastic": "--stochastic",
+}
 ATARI = ("Phoenix", "Qbert", "BattleZone", "NameThisGame", "DoubleDunk")
 
 
@@ -134,6 +140,13 @@ def other_experiments() -> list[Experiment]:
             for player in ("", "--scorer", "--scorer --follower-loss msbe"):
                 flags = " ".join(f"--size {size} {kind} {player}".split())
                 found.append(Experiment("deep-sea", "scorer_bootstrapped_dqn.py", "", flags))
+    for kind in LONG_SEAS.values():
+        players = ["", "--scorer"]
+        if "--prior-scale" in kind:
+            players.append("--scorer --follower-learning-rate 5e-3")
+        for player in players:
+            flags = f"--size 10 {kind} --total-timesteps 50000 {player}".strip()
+            found.append(Experiment("deep-sea", "scorer_bootstrapped_dqn.py", "", flags))
     for game in ATARI:
         for player in PLAYERS:
             found.append(Experiment("atari", "scorer_pqn_atari.py", f"{game}-v5", player, 5))
@@ -236,7 +249,7 @@ def matches(record: Record, experiment: Experiment, expected: dict) -> bool:
 
 
 def find(experiment: Experiment, index: list[Record]) -> list[Record]:
-    """Returns the records of an experiment, each seed once."""
+    """Returns the records of an experiment, each seed once: its earliest record."""
     chosen, seeds = [], set()
     for record in find_with_repeats(experiment, index):
         if not seeds.intersection(record.seeds):
@@ -246,12 +259,13 @@ def find(experiment: Experiment, index: list[Record]) -> list[Record]:
 
 
 def find_with_repeats(experiment: Experiment, index: list[Record]) -> list[Record]:
-    """Returns all records of an experiment, also where two hold the same seed.
+    """Returns all records of an experiment, earliest first, also where two hold the same seed.
 
     On a GPU a repeated seed is a new draw: sums in another order take training elsewhere.
     """
     expected = expected_args(experiment)
-    return [record for record in index if matches(record, experiment, expected)]
+    found = [record for record in index if matches(record, experiment, expected)]
+    return sorted(found, key=lambda record: record.path.parent.name.rpartition("__")[2])
 
 
 def find_all(experiments, index: list[Record]) -> dict[Experiment, list[Record]]:

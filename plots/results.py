@@ -5,6 +5,7 @@ python plots/results.py --check    # exit code 1 where they are not what the rec
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -23,21 +24,32 @@ from records import read_run
 from reproduce import ATARI
 from reproduce import DQN_KINDS
 from reproduce import GAMES
+from reproduce import LONG_SEAS
 from reproduce import MINIGRID
 from reproduce import MINIGRID_DIFFERENT
 from reproduce import ROOT
 from reproduce import Experiment
+from reproduce import find
 from reproduce import find_with_repeats
 from reproduce import is_missing
 from reproduce import read_index
 
 PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
+CLAIMS = ROOT / "docs" / "claims.md"
 SPEED = ROOT / "docs" / "speed.md"
-H200 = ROOT / "docs" / "results" / "speed" / "h200"
+SPEED_RECORDS = ROOT / "docs" / "results" / "speed"
+H200 = SPEED_RECORDS / "h200"
 RELEASED = H200 / "released.json"
-WITH_BASELINE = ("dqn.json", "beside_released.json", "r2d2.json", "bootstrapped.json")
+WITH_BASELINE = (
+    H200 / "dqn.json",
+    H200 / "beside_released.json",
+    H200 / "r2d2.json",
+    H200 / "bootstrapped.json",
+    SPEED_RECORDS / "cpu.json",
+)
 RELEASED_ASTERIX = ROOT / "docs" / "results" / "released" / "asterix.json"
+SEEDS = 30  # of a cell that does not say another number
 START, END = "<!-- results: begin, written by plots/results.py -->", "<!-- results: end -->"
 ALGORITHMS = {
     "": "DQN",
@@ -52,7 +64,9 @@ RATES = {
     "Baseline": "",
     "SCORER, MSBE follower": "--scorer --follower-loss msbe",
 }
-PQN_RATES = {name: RATES[name] for name in ("SCORER", "Baseline, per-layer rates", "Baseline")}
+LAYERED = "Baseline, per-layer rates"
+PQN_RATES = {name: RATES[name] for name in ("SCORER", LAYERED, "Baseline")}
+SINGLE_RATES = ("1e-4", "2e-4", "5e-4", "1e-3")  # of baselines that are run on all four games
 ABLATIONS = {
     "SCORER": "--scorer",
     "MSBE follower": "--scorer --follower-loss msbe",
@@ -64,11 +78,11 @@ ABLATIONS = {
 
 
 class Sample(NamedTuple):
-    """All runs of one method on one environment."""
+    """All seeds of one method on one environment."""
 
     timesteps: np.ndarray  # [T]
-    returns: np.ndarray  # [runs, T]
-    curves: dict  # by name, [runs, T]; diagnostics only of the runs that have them
+    returns: np.ndarray  # [seeds, T]
+    curves: dict  # by name, [seeds, T]; diagnostics only of the seeds that have them
 
     @property
     def scores(self):
@@ -101,14 +115,24 @@ class Records:
         return Sample(timesteps, curves["returns"], curves)
 
     def read(self, experiment: Experiment) -> Sample | None:
-        """Reads and pools the records of an experiment."""
-        found = find_with_repeats(experiment._replace(needs="best_returns"), self.index)
+        """Reads the records of an experiment, each seed once."""
+        found = find(experiment._replace(needs="best_returns"), self.index)
         if is_missing(experiment, found):
-            found = find_with_repeats(experiment, self.index)
+            found = find(experiment, self.index)
         if is_missing(experiment, found):
             return None
         timesteps, curves = read_curves([record.path.parent for record in found])
+        if "srank" not in curves:  # another record of the same seeds may have the diagnostics
+            diagnosed = find(experiment._replace(needs="srank"), self.index)
+            folders = [record.path.parent for record in diagnosed]
+            curves = (read_curves(folders)[1] if folders else {}) | curves
         return Sample(timesteps, curves["returns"], curves)
+
+    def all_scores(self, script: str, env: str, flags: str) -> np.ndarray:
+        """Returns the final scores of every run of an experiment, [runs]: a seed may stand twice."""
+        found = find_with_repeats(Experiment("", script, env, flags), self.index)
+        timesteps, curves = read_curves([record.path.parent for record in found])
+        return stats.final_scores(timesteps, curves["returns"])
 
 
 def read_curves(folders: list[Path]) -> tuple[np.ndarray, dict]:
@@ -139,7 +163,9 @@ def final_return(sample: Sample | None, digits=1) -> str:
     """Returns the final IQM return with its interval, or a dash."""
     if sample is None:
         return "-"
-    return interval(stats.bootstrap(stats.iqm, sample.scores), digits)
+    number = len(sample.scores)
+    text = interval(stats.bootstrap(stats.iqm, sample.scores), digits)
+    return text if number == SEEDS else f"{text} ({number})"
 
 
 def join_words(words: list[str]) -> str:
@@ -152,13 +178,24 @@ def p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
+def is_above(sample: Sample, other: Sample) -> bool:
+    """Returns whether the difference test shows a higher final IQM return."""
+    return not stats.is_level(stats.difference_test(sample.scores, other.scores))
+
+
 def compare(sample: Sample, other: Sample) -> str:
     """Returns which of two samples has the higher final IQM return: above, below or level."""
-    if stats.difference_test(sample.scores, other.scores) < 0.05:
+    if is_above(sample, other):
         return "above"
-    if stats.difference_test(other.scores, sample.scores) < 0.05:
-        return "below"
-    return "level"
+    return "below" if is_above(other, sample) else "level"
+
+
+def with_p(sample: Sample | None, other: Sample | None, digits: int) -> str:
+    """Returns a sample's final return, and the p value that it is no better than another's."""
+    text = final_return(sample, digits)
+    if sample is None or other is None:
+        return text
+    return f"{text}, {p_text(stats.difference_test(sample.scores, other.scores))}"
 
 
 def digits_of(env: str) -> int:
@@ -177,6 +214,7 @@ class PaperCell(NamedTuple):
     env: str
     paper: tuple  # each printed value and its half width: DQN has two
     sample: Sample | None
+    baseline: Sample | None  # of SCORER's cells
 
     def is_comparable(self) -> bool:
         """Returns whether there is a number here, and of the same game as the paper's."""
@@ -200,7 +238,8 @@ def paper_cells(records: Records) -> list[PaperCell]:
                     FINAL[key][column] for key in FINAL if key[:2] == (algorithm, variant)
                 )
                 sample = records.sample(script, env, f"{kind} {player}".strip())
-                cells.append(PaperCell(algorithm, variant, env, printed, sample))
+                baseline = records.sample(script, env, kind) if player else None
+                cells.append(PaperCell(algorithm, variant, env, printed, sample, baseline))
     return cells
 
 
@@ -210,29 +249,29 @@ def paper_section(records: Records) -> str:
     rows = []
     for start in range(0, len(cells), len(ENVS)):
         group = cells[start : start + len(ENVS)]
-        rows.append([group[0].algorithm, group[0].variant, *(cell_text(cell) for cell in group)])
+        rows.append([group[0].algorithm, group[0].variant, *map(cell_text, group)])
         printed = [" or ".join(f"{v} ± {half}" for v, half in cell.paper) for cell in group]
         rows.append(["", "paper", *printed])
-    runs = sorted({len(cell.sample.scores) for cell in cells if cell.sample})
     lines = [
         "## The paper's table: five algorithms, four games",
         "",
-        "`python plots/reproduce.py minatar pqn` makes the records. IQM over "
-        f"{' or '.join(map(str, runs))} runs of each run's mean return over the last 10 % of 1e8 steps "
-        "(a seed that was trained twice counts twice: on a GPU the two are different draws), with 95 % bootstrap intervals; below it the paper's number (DQN is printed twice). "
-        "SpaceInvaders has 24 aliens here, as in MinAtar, and 28 in the paper's version of gymnax, so "
-        "its returns are not compared. Time-outs are bootstrapped here.",
+        "`python plots/reproduce.py minatar pqn` makes the records of 1e8 steps; below each the paper's "
+        "number (DQN is printed twice), behind SCORER's p that it is no better than its baseline. "
+        "SpaceInvaders has 24 aliens here, as in MinAtar, and 28 in the paper's version of gymnax, so its "
+        "returns are not compared. Time-outs are bootstrapped here.",
         "",
         table(["Algorithm", "", *(env.removesuffix("-MinAtar") for env in ENVS)], rows),
         "",
         agreement(cells),
+        "",
+        "![Learning curves on Breakout](images/breakout.png)",
     ]
     return "\n".join(lines)
 
 
 def cell_text(cell: PaperCell) -> str:
     """Returns a cell: this project's number, and whether it agrees with the paper's."""
-    text = final_return(cell.sample, digits_of(cell.env))
+    text = with_p(cell.sample, cell.baseline, digits_of(cell.env))
     return f"{text} ✓" if cell.is_comparable() and cell.agrees() else text
 
 
@@ -240,22 +279,18 @@ def agreement(cells: list[PaperCell]) -> str:
     """Returns in how many cells the number agrees, and in how many pairs the order does."""
     comparable = [cell for cell in cells if cell.is_comparable()]
     agreeing = sum(cell.agrees() for cell in comparable)
-    pairs, same_order = 0, 0
-    better = {"above": 0, "level": 0, "below": 0}
-    by_key = {(cell.algorithm, cell.variant, cell.env): cell for cell in cells}
-    for (algorithm, variant, env), cell in by_key.items():
-        other = by_key[algorithm, "Baseline", env]
-        if variant == "Baseline" or cell.sample is None or other.sample is None:
-            continue
-        pairs += 1
-        relation = compare(cell.sample, other.sample)
-        better[relation] += 1
-        same_order += relation == paper_order(algorithm, env)
+    pairs = [cell for cell in cells if cell.sample is not None and cell.baseline is not None]
+    relations = [compare(cell.sample, cell.baseline) for cell in pairs]
+    above, level, below = (relations.count(word) for word in ("above", "level", "below"))
+    same_order = sum(
+        relation == paper_order(cell.algorithm, cell.env)
+        for relation, cell in zip(relations, pairs)
+    )
     return (
         f"✓: the intervals overlap. They do in {agreeing} of {len(comparable)} cells that can be "
-        f"compared (SpaceInvaders apart). SCORER is above its baseline in {better['above']} of {pairs} "
-        f"pairs, level in {better['level']}, below in {better['below']}; that is the paper's order, by "
-        f"the marks of its own test, in {same_order} of {pairs}."
+        f"compared (SpaceInvaders apart). SCORER is above its baseline in {above} of {len(pairs)} pairs, "
+        f"level in {level}, below in {below}; that is the paper's order, by the marks of its own test, in "
+        f"{same_order} of {len(pairs)}."
     )
 
 
@@ -266,32 +301,27 @@ def paper_order(algorithm: str, env: str) -> str:
 
 def rates_section(records: Records) -> str:
     """Returns the section on the question whether the game or the two rates do it."""
-    extra = []
-    for name, flags in (
-        ("Baseline, per-layer rates", "--ablation per-layer-lr"),
-        ("SCORER, MSBE follower", "--scorer --follower-loss msbe"),
-        ("SCORER", "--scorer"),
-    ):
-        row = [name]
-        for game in ("Asterix", "Breakout"):
-            flags_here = f"{flags} --follower-learning-rate 1e-3"
-            row.append(final_return(records.sample("scorer_dqn.py", f"{game}-MinAtar", flags_here)))
-        extra.append(row)
+    faster = {
+        name: f"{RATES[name]} --follower-learning-rate 1e-3".strip()
+        for name in ("SCORER", LAYERED, "SCORER, MSBE follower")
+    }
     lines = [
         "## The game, or the two rates?",
         "",
         "SCORER trains perception at 5e-4 and control at 1e-4. The baselines have one loss: at 1e-4, at "
         "5e-4 (fast rate), or at SCORER's two rates (per-layer rates). The MSBE follower plays the game "
-        "without the variance. DQN, final IQM return; srank is the rank of control's 128 hidden features "
-        "at the end; p: one-sided bootstrap difference test that SCORER is no better.",
+        "with the mean square in place of the variance. DQN; srank is the effective rank ([defined "
+        "below](#representation)) at the end; p: that SCORER is no better.",
         "",
         table(["", *GAMES], rates_rows(records, "scorer_dqn.py", RATES)),
         "",
         verdict(records),
         "",
+        repeats_text(records),
+        "",
         "With perception at 1e-3:",
         "",
-        table(["", "Asterix", "Breakout"], extra),
+        table(["", *GAMES[:2]], rates_rows(records, "scorer_dqn.py", faster, GAMES[:2])),
         "",
         "The same for PQN, where SCORER's rates are 5e-4 and 2.5e-4:",
         "",
@@ -300,27 +330,28 @@ def rates_section(records: Records) -> str:
     return "\n".join(lines)
 
 
-def rates_rows(records: Records, script: str, methods: dict[str, str]) -> list[list[str]]:
-    """Returns a row for each method, of flags by name: its cells on the four games."""
+def rates_rows(
+    records: Records, script: str, methods: dict[str, str], games=GAMES
+) -> list[list[str]]:
+    """Returns a row for each method, of flags by name: its cells on the games."""
     rows = []
     for name, flags in methods.items():
         row = [name]
-        for game in GAMES:
-            scorer = records.sample(script, f"{game}-MinAtar", "--scorer")
-            sample = records.sample(script, f"{game}-MinAtar", flags)
+        for game in games:
+            env = f"{game}-MinAtar"
+            sample = records.sample(script, env, flags)
+            scorer = None if name == "SCORER" else records.sample(script, env, methods["SCORER"])
             row.append(rates_cell(sample, scorer, digits_of(game)))
         rows.append(row)
     return rows
 
 
-def rates_cell(sample: Sample | None, scorer: Sample, digits: int) -> str:
-    """Returns return, srank and the p value against SCORER."""
-    if sample is None:
-        return "-"
+def rates_cell(sample: Sample | None, scorer: Sample | None, digits: int) -> str:
+    """Returns return, srank and the p value that SCORER is no better."""
     text = final_return(sample, digits)
-    if "srank" in sample.curves:
+    if sample is not None and "srank" in sample.curves:
         text += f", srank {stats.iqm(sample.final('srank')):.0f}"
-    if sample is not scorer:
+    if sample is not None and scorer is not None:
         text += f", {p_text(stats.difference_test(scorer.scores, sample.scores))}"
     return text
 
@@ -341,45 +372,51 @@ def normalised(records: Records, flags: str) -> stats.Estimate | None:
 
 
 def verdict(records: Records) -> str:
-    """Returns the answer in two sentences, with its figures."""
-    counts, tests = {}, {}
-    for name, flags in RATES.items():
-        relations = {}
-        for game in GAMES:
-            scorer = records.sample("scorer_dqn.py", f"{game}-MinAtar", "--scorer")
-            other = records.sample("scorer_dqn.py", f"{game}-MinAtar", flags)
-            if other is None:
-                return ""
-            relations[game] = compare(scorer, other)
-            tests[name, game] = p_text(stats.difference_test(scorer.scores, other.scores))
-        counts[name] = [game for game, relation in relations.items() if relation == "above"]
-    means = {name: normalised(records, flags) for name, flags in RATES.items()}
-    shown = {name: f"{mean.value:.2f}" for name, mean in means.items()}
-    layered, msbe = counts["Baseline, per-layer rates"], counts["SCORER, MSBE follower"]
-    per_game = ", ".join(f"{game} {tests['Baseline, per-layer rates', game]}" for game in GAMES)
+    """Returns whether it is the game or the two rates, in two sentences for DQN and one for PQN."""
+    singles = [normalised(records, f"--learning-rate {rate}") for rate in SINGLE_RATES]
+    means = [normalised(records, RATES[name]) for name in ("SCORER", LAYERED)]
+    if None in (*means, *singles):
+        return ""
+    ours, layered, *single = (f"{mean.value:.2f}" for mean in (*means, *singles))
     return (
-        "Most of SCORER's gain is owed to its two rates: a baseline with per-layer rates comes to "
-        f"{shown['Baseline, per-layer rates']} of the best return in the mean over the four games, where "
-        f"SCORER has {shown['SCORER']}, the baseline (1e-4) {shown['Baseline']} and the fast one (5e-4) "
-        f"{shown['Baseline, fast rate']}. SCORER is above the per-layer baseline on "
-        f"{join_words(layered)} ({per_game}), and above its own game without the variance, the MSBE "
-        f"follower, on {join_words(msbe)}.{pqn_verdict(records)}"
+        "For DQN most of SCORER's gain is owed to its two rates: over the four games it has "
+        f"{ours} of the best method's return in the mean, a baseline with the same two rates (per layer) "
+        f"{layered}, and baselines with one rate of {', '.join(SINGLE_RATES)} have {', '.join(single)}. "
+        f"Beside the per-layer baseline SCORER is "
+        f"{relations(records, 'scorer_dqn.py', 'SCORER', LAYERED, with_p=True)}; beside its own game with "
+        "a mean-square follower it is "
+        f"{relations(records, 'scorer_dqn.py', 'SCORER', 'SCORER, MSBE follower')}. For PQN, beside the "
+        f"per-layer baseline, it is {relations(records, 'scorer_pqn.py', 'SCORER', LAYERED)}."
     )
 
 
-def pqn_verdict(records: Records) -> str:
-    """Returns how PQN's SCORER stands to its own per-layer baseline, in one sentence."""
+def relations(records: Records, script: str, name: str, other: str, with_p=False) -> str:
+    """Returns on which games a method of RATES is above, level with and below another."""
     games = {"above": [], "level": [], "below": []}
     for game in GAMES:
-        scorer, layered = (
-            records.sample("scorer_pqn.py", f"{game}-MinAtar", PQN_RATES[name])
-            for name in ("SCORER", "Baseline, per-layer rates")
+        ours, theirs = (
+            records.sample(script, f"{game}-MinAtar", RATES[which]) for which in (name, other)
         )
-        if scorer is None or layered is None:
-            return ""
-        games[compare(scorer, layered)].append(game)
+        p = p_text(stats.difference_test(ours.scores, theirs.scores))
+        games[compare(ours, theirs)].append(f"{game} ({p})" if with_p else game)
     found = [f"{relation} on {join_words(names)}" for relation, names in games.items() if names]
-    return f" Beside PQN's per-layer baseline, SCORER is {join_words(found)}."
+    return ", ".join(found)
+
+
+def repeats_text(records: Records) -> str:
+    """Returns what is left of the text above when every run counts, and the MSBE row beside the second."""
+    ours, layered = (
+        records.all_scores("scorer_dqn.py", "Breakout-MinAtar", RATES[name])
+        for name in ("SCORER", LAYERED)
+    )
+    p = p_text(stats.difference_test(ours, layered))
+    msbe = relations(records, "scorer_dqn.py", "SCORER, MSBE follower", LAYERED)
+    return (
+        f"On Breakout 30 seeds of either were trained a second time; with all {len(ours)} and "
+        f"{len(layered)} runs pooled {p}, so whether SCORER is above the per-layer baseline there hangs on "
+        f"how repeats are counted. The game with a mean-square follower is, beside the per-layer baseline, "
+        f"{msbe}."
+    )
 
 
 def ablations_section(records: Records) -> str:
@@ -394,9 +431,12 @@ def ablations_section(records: Records) -> str:
         "## Ablations",
         "",
         "`python plots/reproduce.py ablations rates`. DQN, final IQM return; right the mean over the "
-        "four games, each divided by the best method's in the table above.",
+        'four games, each divided by that of the best of the five methods of "The game, or the two '
+        'rates?".',
         "",
         table(["", *GAMES, "Mean"], rows),
+        "",
+        "![Ablations on Breakout over the steps of training](images/ablations.png)",
     ]
     return "\n".join(lines)
 
@@ -406,8 +446,9 @@ def efficiency_section(records: Records) -> str:
     lines = [
         "## Sample efficiency",
         "",
-        "Millions of steps until a seed's curve first reaches a return, mean over the seeds that do ± half "
-        "the 95 % interval, and how many do; N/A: the IQM never does. Behind it the paper's number.",
+        "Millions of steps until a seed's curve first reaches a return: mean over the seeds that do ± half "
+        "the width of the 95 % interval, and how many do (those that never do would have taken longest); "
+        "N/A: the IQM never does. Behind it the paper's number; SpaceInvaders is another game there.",
     ]
     for env in ENVS:
         rows = []
@@ -437,7 +478,7 @@ def released_asterix(records: Records) -> str:
         f"After {saved['timesteps'] / 1e6:.0f} million steps SCORER has {returns.mean():.1f} here (DQN, "
         f"standard deviation over {len(returns)} seeds {returns.std(ddof=1):.1f}); the released script, "
         f"run on a CPU, has {' and '.join(map(str, saved['returns']))} in two seeds. So the printed times "
-        "come from settings that neither the paper's tables nor its code has."
+        "probably come from settings that neither the paper's tables nor its code has."
     )
 
 
@@ -474,6 +515,8 @@ def sensitivity_section(records: Records) -> str:
         "1e-4.",
         "",
         table(["", *GAMES], rows),
+        "",
+        "![Final return on Breakout by learning rate](images/rates.png)",
     ]
     return "\n".join(lines)
 
@@ -531,7 +574,8 @@ def minigrid_section(records: Records) -> str:
             fast = records.sample("scorer_r2d2.py", env, "--learning-rate 3e-4")
         threshold = stats.shared_threshold([scorer.scores, baseline.scores])
         row = [place, *(final_return(sample, 2) for sample in (scorer, baseline, fast))]
-        row += [compare(scorer, baseline), f"{threshold:.2f}"]
+        p = stats.difference_test(scorer.scores, baseline.scores)
+        row += [f"{compare(scorer, baseline)}, {p_text(p)}", f"{threshold:.2f}"]
         row += [touch_text(sample, threshold) for sample in (scorer, baseline)]
         row += [minigrid_paper(env, variant) for variant in ("SCORER", "Baseline")]
         rows.append(row)
@@ -540,14 +584,37 @@ def minigrid_section(records: Records) -> str:
     lines = [
         "## MiniGrid",
         "",
-        "`python plots/reproduce.py minigrid`. R2D2, 30 seeds, 1e6 steps. Left the final IQM return; right "
-        "millions of steps until the mean return of ten environments first touches 99 % of the best run's "
-        "final score, mean over the seeds that touch it ± half the 95 % interval, and how many do. A "
-        "touched threshold is not a learned task.",
+        "`python plots/reproduce.py minigrid`. R2D2, 1e6 steps. Left the final IQM return; right millions of "
+        "steps until the mean return of ten environments first touches 99 % of the best run's final score: "
+        "mean over the seeds that touch it ± half the width of the 95 % interval, and how many do. A "
+        "touched threshold is not a learned task. SCORER counts as faster where the intervals lie apart, or "
+        "where fewer than half of the baseline's seeds touch the threshold; the paper's count compares its "
+        "printed means.",
         "",
         table(header, rows),
+        *coarse_text(records),
+        "",
+        "![Learning curves on MiniGrid](images/minigrid.png)",
     ]
     return "\n".join(lines)
+
+
+def coarse_text(records: Records) -> list[str]:
+    """Returns which environments' records lack the highest value within a point, as a paragraph."""
+    coarse = [
+        place
+        for place in MINIGRID
+        if "best_returns"
+        not in records.sample("scorer_r2d2.py", f"Navix-{place}-v0", "--scorer").curves
+    ]
+    if not coarse:
+        return []
+    return [
+        "",
+        f"The records of {join_words(coarse)} are of an earlier version, which sampled new sequences less "
+        "and looked at the threshold at 394 points only: their times compare within a row, not with the "
+        "other rows. `--dry-run` names them as missing.",
+    ]
 
 
 def touch_text(sample: Sample, threshold: float) -> str:
@@ -579,18 +646,21 @@ def control_section(records: Records) -> str:
     """Returns the section on classic control."""
     rows = []
     for kind in DQN_KINDS:
-        for variant, player in (("Baseline", ""), ("SCORER", "--scorer")):
-            flags = f"{kind} {player}".strip()
-            samples = [
-                records.sample("scorer_dqn.py", env, flags) for env in ("CartPole-v1", "Acrobot-v1")
-            ]
-            rows.append([ALGORITHMS[kind], variant, *(final_return(sample) for sample in samples)])
+        baseline, scorer = [ALGORITHMS[kind], "Baseline"], [ALGORITHMS[kind], "SCORER"]
+        for env in ("CartPole-v1", "Acrobot-v1"):
+            theirs = records.sample("scorer_dqn.py", env, kind)
+            ours = records.sample("scorer_dqn.py", env, f"{kind} --scorer".strip())
+            baseline.append(final_return(theirs))
+            scorer.append(with_p(ours, theirs, 1))
+        rows += [baseline, scorer]
     lines = [
         "## Classic control",
         "",
-        "`python plots/reproduce.py control`. 30 seeds, 1e6 steps, final IQM return.",
+        "`python plots/reproduce.py control`. 1e6 steps, final IQM return; p: that SCORER is no better.",
         "",
         table(["Algorithm", "", "CartPole-v1", "Acrobot-v1"], rows),
+        "",
+        "![Learning curves on classic control](images/control.png)",
     ]
     return "\n".join(lines)
 
@@ -602,11 +672,15 @@ def deep_sea_section(records: Records) -> str:
         for kind in ("", "--stochastic"):
             row = [f"depth {size}{', stochastic' if kind else ''}"]
             for player in ("", "--scorer", "--scorer --follower-loss msbe"):
-                flags = " ".join(f"--size {size} {kind} {player}".split())
-                row.append(
-                    solved_text(records.sample("scorer_bootstrapped_dqn.py", "", flags), size)
-                )
+                row.append(deep_sea_text(records, f"--size {size} {kind} {player}", 100 * size))
             rows.append(row)
+    long = []
+    for name, kind in LONG_SEAS.items():
+        flags = f"--size 10 {kind} --total-timesteps 50000"
+        row = [name]
+        for player in ("", "--scorer", "--scorer --follower-learning-rate 5e-3"):
+            row.append(deep_sea_text(records, f"{flags} {player}", 5_000))
+        long.append(row)
     lines = [
         "## Deep Sea",
         "",
@@ -615,19 +689,26 @@ def deep_sea_section(records: Records) -> str:
         "seeds solve it.",
         "",
         table(["Sea", "Baseline", "SCORER", "SCORER, MSBE follower"], rows),
+        "",
+        "Depth 10 for 5,000 episodes, as in the paper, which does not say whether its agents have priors:",
+        "",
+        table(["Sea", "Baseline", "SCORER", "SCORER, follower's rate 5e-3"], long),
+        "",
+        "![How many seeds have solved Deep Sea](images/deep_sea.png)",
     ]
     return "\n".join(lines)
 
 
-def solved_text(sample: Sample | None, size: int) -> str:
+def deep_sea_text(records: Records, flags: str, episodes: int) -> str:
     """Returns the median first solved episode, and how many seeds solved the sea."""
+    sample = records.sample("scorer_bootstrapped_dqn.py", "", " ".join(flags.split()))
     if sample is None:
         return "-"
     last = sample.curves["solved_episode"][:, -1]
     solved = last >= 0
     median = np.median(np.where(solved, last, np.inf))
-    episodes = f"{median:,.0f}" if np.isfinite(median) else f"> {100 * size:,}"
-    return f"{episodes} ({solved.sum()} of {len(solved)})"
+    first = f"{median:,.0f}" if np.isfinite(median) else f"> {episodes:,}"
+    return f"{first} ({solved.sum()} of {len(solved)})"
 
 
 def atari_section(records: Records) -> str:
@@ -648,6 +729,8 @@ def atari_section(records: Records) -> str:
         "as the game gives them. The paper trains five seeds for 5e7 steps.",
         "",
         table(["Game", "Steps", "SCORER", "Baseline"], rows),
+        "",
+        "![Learning curves on Atari](images/atari.png)",
     ]
     return "\n".join(lines)
 
@@ -719,7 +802,7 @@ def readings_section(records: Records) -> str:
         "## Readings",
         "",
         "Where paper and released code leave a choice ([differences.md](differences.md)): final IQM return "
-        "and number of seeds with the first reading, which is the preset, and with the second.",
+        "with the first reading, which is the preset, and with the second.",
         "",
         table(
             ["Reading", "Script", "Environment", "Method", "First", "Second"],
@@ -738,15 +821,8 @@ def reading_row(records: Records, reading: Reading) -> list[str]:
     else:
         other = records.sample(script, env, reading.other, reading.other_seeds)
     method = "SCORER" if "--scorer" in reading.preset else "Baseline"
-    texts = [reading_text(sample, digits_of(env)) for sample in (preset, other)]
+    texts = [final_return(sample, digits_of(env)) for sample in (preset, other)]
     return [reading.text, f"`{script}`", env, method, *texts]
-
-
-def reading_text(sample: Sample | None, digits: int) -> str:
-    """Returns final return and number of seeds, or a dash."""
-    if sample is None:
-        return "-"
-    return f"{final_return(sample, digits)} ({len(sample.scores)})"
 
 
 # --------------------------------------- The pages ------------------------------------------------
@@ -759,6 +835,14 @@ def page(records: Records) -> str:
         "Every table is written by `python plots/results.py` from the records in `docs/results`; which "
         "claims of the paper they bear out stands in [claims.md](claims.md). A dash: no record yet, and "
         "`python plots/reproduce.py --dry-run` names the command.",
+        f"Unless a table says otherwise, a cell has the IQM (the mean of the middle half) over {SEEDS} seeds "
+        "of each seed's mean return over the last 10 % of training, with its 95 % bootstrap interval; "
+        "another number of seeds stands behind it. A seed that was trained twice counts once, with its "
+        "first run.",
+        "One method is above another where the paper's one-sided bootstrap test of the difference of two "
+        f"IQMs, with {stats.TEST_RESAMPLES:,} resamples, gives p < {stats.LEVEL} that it is no better; they "
+        "are level where neither is above, which does not say that they are equal. Of two equal methods one "
+        "comparison in ten is not level, and no p is corrected for the number of tests.",
         paper_section(records),
         rates_section(records),
         "![Final return and rank of SCORER and three baselines](images/game_or_rates.png)",
@@ -776,48 +860,52 @@ def page(records: Records) -> str:
 
 
 def glance(records: Records) -> str:
-    """Returns README's block: one row per experiment, and the verdict."""
+    """Returns README's block: one row per experiment, how many claims hold, and the verdict."""
     rows = []
     cells = paper_cells(records)
     for algorithm in (*ALGORITHMS.values(), "PQN"):
-        group = [cell for cell in cells if cell.algorithm == algorithm]
-        rows.append([f"{algorithm}, MinAtar", *glance_pair(group)])
+        group = [cell for cell in cells if cell.algorithm == algorithm and cell.variant == "SCORER"]
+        here = [compare(cell.sample, cell.baseline) for cell in group]
+        paper = [paper_order(algorithm, cell.env) for cell in group]
+        counts = [count_relations(here), count_relations(paper), count_same(here, paper)]
+        rows.append([f"{algorithm}, MinAtar", *counts])
     rows += glance_minigrid(records)
-    header = ["", "SCORER above, level, below its baseline", "paper"]
-    return "\n".join([table(header, rows), "", verdict(records)])
-
-
-def glance_pair(cells: list[PaperCell]) -> list[str]:
-    """Returns on how many games SCORER is above, level and below, here and in the paper."""
-    here, paper = [], []
-    for env in ENVS:
-        baseline, scorer = (cell for cell in cells if cell.env == env)
-        paper.append(paper_order(scorer.algorithm, env))
-        if scorer.sample and baseline.sample:
-            here.append(compare(scorer.sample, baseline.sample))
-    return [count_relations(here), count_relations(paper)]
+    header = ["", "SCORER above, level, below its baseline", "in the paper", "the same on"]
+    return "\n\n".join([table(header, rows), claims_text(), verdict(records)])
 
 
 def glance_minigrid(records: Records) -> list[list[str]]:
     """Returns R2D2's rows: final return, which the paper does not print, and time to threshold."""
-    relations, faster = [], 0
+    relations, here, paper = [], [], []
     for place in MINIGRID:
+        env = f"Navix-{place}-v0"
         scorer, baseline = (
-            records.sample("scorer_r2d2.py", f"Navix-{place}-v0", flags)
-            for flags in ("--scorer", "")
+            records.sample("scorer_r2d2.py", env, flags) for flags in ("--scorer", "")
         )
         relations.append(compare(scorer, baseline))
-        faster += is_faster(scorer, baseline)
-    printed = [(times["SCORER"][0], times["Baseline"][0]) for times in TIMES.values()]
-    paper_faster = sum(theirs is None or ours < theirs for ours, theirs in printed)
+        here.append(is_faster(scorer, baseline))
+        ours, theirs = (TIMES[env][variant][0] for variant in ("SCORER", "Baseline"))
+        paper.append(theirs is None or ours < theirs)
+    faster = [f"faster on {sum(words)} of {len(words)}" for words in (here, paper)]
     return [
-        ["R2D2, MiniGrid", count_relations(relations), "not printed"],
-        [
-            "R2D2, steps to a threshold",
-            f"faster on {faster} of {len(MINIGRID)}",
-            f"faster on {paper_faster} of {len(printed)}",
-        ],
+        ["R2D2, MiniGrid", count_relations(relations), "not printed", "-"],
+        ["R2D2, steps to a threshold", *faster, count_same(here, paper)],
     ]
+
+
+def count_same(here: list, paper: list) -> str:
+    """Returns on how many environments two lists say the same, as 3 of 4."""
+    return f"{sum(a == b for a, b in zip(here, paper))} of {len(here)}"
+
+
+def claims_text() -> str:
+    """Returns how many of the paper's claims hold, counted on the page that judges them."""
+    verdicts = re.findall(r"(?m)\| (holds|partly|fails|open) \|$", CLAIMS.read_text())
+    counts = [verdicts.count(word) for word in ("holds", "partly", "fails", "open")]
+    return (
+        f"Of {len(verdicts)} claims of the paper {counts[0]} hold, {counts[1]} hold in part, {counts[2]} "
+        f"fail and {counts[3]} are open: [docs/claims.md](docs/claims.md) has each with its figures."
+    )
 
 
 def is_faster(scorer: Sample, baseline: Sample) -> bool:
@@ -850,7 +938,7 @@ def speed_table() -> str:
     lines = [f"{saved['title']}.", "", table(header, rows)]
     lines += [
         "",
-        "SCORER beside its own baseline, each pair in one call on one H200:",
+        "SCORER beside its own baseline, each pair in one call on one H200, below on two CPU cores:",
         "",
         cost_table(),
     ]
@@ -860,13 +948,15 @@ def speed_table() -> str:
 def cost_table() -> str:
     """Returns what SCORER costs over its baseline, and how long its starts take."""
     rows = []
-    for name in WITH_BASELINE:
-        groups = speed.group_repeats(json.loads((H200 / name).read_text())["runs"])
+    for path in WITH_BASELINE:
+        device = "H200" if path.parent == H200 else "CPU"
+        groups = speed.group_repeats(json.loads(path.read_text())["runs"])
         for config, runs in groups.items():
             baseline = groups.get(config._replace(scorer=False))
             if config.scorer and baseline:
-                rows.append([f"`{config.script}`", *cost_cells(config.num_seeds, runs, baseline)])
-    header = ["", "Seeds", "SCORER", "Baseline", "Ratio", "First start, s", "Second start, s"]
+                numbers = cost_cells(config.num_seeds, runs, baseline)
+                rows.append([f"`{config.script}`", device, *numbers])
+    header = ["", "", "Seeds", "SCORER", "Baseline", "Ratio", "First start, s", "Second start, s"]
     return table(header, rows)
 
 

@@ -136,12 +136,12 @@ def label_methods(methods: list[Method]) -> tuple[dict[str, dict], str]:
     return looks, "; ".join(notes)
 
 
-def seeds_text(numbers: list[int], of="seed") -> str:
+def seeds_text(numbers: list[int]) -> str:
     """Returns how many seeds there are, in words: 1 seed, 30 seeds, 30 to 60 seeds."""
     least, most = min(numbers), max(numbers)
     if least < most:
-        return f"{least} to {most} {of}s"
-    return f"1 {of}" if most == 1 else f"{most} {of}s"
+        return f"{least} to {most} seeds"
+    return "1 seed" if most == 1 else f"{most} seeds"
 
 
 def return_label(methods: list[Method], smooth: float, of="return") -> str:

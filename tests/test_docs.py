@@ -100,6 +100,12 @@ def test_links_exist(page):
         assert (page.parent / link).exists(), f"{page.name} links to {link}"
 
 
+def test_pictures_are_shown():
+    """Every picture that docs/figures.sh makes stands on some page."""
+    shown = {name for page in PAGES for name in re.findall(r"images/([\w.]+)\)", page.read_text())}
+    assert shown == {path.name for path in (ROOT / "docs" / "images").iterdir()}
+
+
 def anchor_of(heading: str) -> str:
     """Returns the anchor that a heading gets on GitHub."""
     kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
