@@ -1,17 +1,22 @@
-"""The game or the two rates: final return and effective rank of SCORER and three baselines.
+"""The game or the two rates: SCORER and its baselines on four games, from the records in docs/results.
 
 python plots/game_or_rates.py --out docs/images/game_or_rates.png
-python plots/game_or_rates.py --over-steps --out docs/images/rank_and_norm.png
+python plots/game_or_rates.py --show steps --out docs/images/rank_and_norm.png
+python plots/game_or_rates.py --show rates --out docs/images/rates.png
 """
 
 from pathlib import Path
+from typing import Literal
 
 import command
 import numpy as np
 import stats
 import style
 from reproduce import GAMES
+from results import FOLLOWER_RATES
+from results import RATES_ON_BREAKOUT
 from results import Records
+from sensitivity import draw_by_rate
 
 METHODS = {
     "Baseline, 1e-4": ("", "Baseline"),
@@ -66,27 +71,50 @@ def draw_game_over_steps(top, bottom, records: Records, game: str):
     bottom.set(xlabel="Steps (millions)", ylim=(0, None))
 
 
-def main(out: Path = Path("game_or_rates.png"), over_steps: bool = False):
-    """Draws final return and effective rank of SCORER and three baselines on four games.
+def draw_game_by_rate(ax, records: Records, game: str):
+    """Draws one game: final return against the rate, a line for each player."""
+    env = f"{game}-MinAtar"
+    lines = {
+        ("SCORER, by follower's rate", style.SCORER): ("--scorer --follower-", FOLLOWER_RATES),
+        ("Baseline, by its rate", style.BASELINE): ("--", RATES_ON_BREAKOUT),
+    }
+    for (label, look), (flag, rates) in lines.items():
+        samples = [records.sample("scorer_dqn.py", env, f"{flag}learning-rate {r}") for r in rates]
+        known = [(float(rate), s.scores) for rate, s in zip(rates, samples) if s is not None]
+        draw_by_rate(ax, dict(known), label, look)
+    rates = [float(rate) for rate in RATES_ON_BREAKOUT]
+    ax.set_xticks(rates, RATES_ON_BREAKOUT, rotation=90)
+    ax.set_xticks([], minor=True)
+    ax.set(title=game, xlabel="Learning rate")
+
+
+def main(
+    out: Path = Path("game_or_rates.png"), show: Literal["return", "steps", "rates"] = "return"
+):
+    """Draws SCORER and its baselines on four games, from the records in docs/results.
 
     Args:
         out: picture to write; its ending names the format.
-        over_steps: draw effective rank and norm over the steps of training instead.
+        show: final return and effective rank of SCORER and three baselines; or rank and norm over
+            the steps of training; or final return by learning rate.
     """
     style.check_options(out)
     records = Records()
-    figure, axes = style.make_panels(8, columns=4)
-    if over_steps:
-        draw, labels = draw_game_over_steps, ("srank of 128", "parameter norm")
+    if show == "rates":
+        figure, axes = style.make_panels(4, columns=4)
+        for ax, game in zip(axes, GAMES):
+            draw_game_by_rate(ax, records, game)
+        axes[0].set_ylabel("Final IQM return")
     else:
-        draw, labels = draw_game, ("IQM return", "srank of 128")
-    for column, game in enumerate(GAMES):
-        draw(axes[column], axes[4 + column], records, game)
-    axes[0].set_ylabel(labels[0])
-    axes[4].set_ylabel(labels[1])
+        figure, axes = style.make_panels(8, columns=4)
+        draw = draw_game if show == "return" else draw_game_over_steps
+        for column, game in enumerate(GAMES):
+            draw(axes[column], axes[4 + column], records, game)
+        axes[0].set_ylabel("IQM return" if show == "return" else "srank of 128")
+        axes[4].set_ylabel("srank of 128" if show == "return" else "parameter norm")
     numbers = [len(sample.scores) for sample in records.samples.values() if sample is not None]
-    seeds = style.seeds_text(numbers)
-    style.save(figure, out, f"DQN, {seeds}, rates of perception and control")
+    note = f"DQN, {style.seeds_text(numbers)}"
+    style.save(figure, out, note if show == "rates" else f"{note}, rates of perception and control")
 
 
 if __name__ == "__main__":

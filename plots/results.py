@@ -66,6 +66,8 @@ RATES = {
 }
 LAYERED = "Baseline, per-layer rates"
 PQN_RATES = {name: RATES[name] for name in ("SCORER", LAYERED, "Baseline")}
+FOLLOWER_RATES = ("2e-4", "3e-4", "5e-4", "7.5e-4", "1e-3")
+RATES_ON_BREAKOUT = ("1e-4", *FOLLOWER_RATES)  # of baselines
 SINGLE_RATES = ("1e-4", "2e-4", "5e-4", "1e-3")  # of baselines that are run on all four games
 ABLATIONS = {
     "SCORER": "--scorer",
@@ -501,10 +503,10 @@ def printed_time(paper: tuple | None) -> str:
 def sensitivity_section(records: Records) -> str:
     """Returns the section on the learning rates."""
     rows = []
-    for rate in ("2e-4", "3e-4", "5e-4", "7.5e-4", "1e-3"):
+    for rate in FOLLOWER_RATES:
         flags = f"--scorer --follower-learning-rate {rate}"
         rows.append([f"SCORER, follower's rate {rate}", *sensitivity_row(records, flags)])
-    for rate in ("1e-4", "2e-4", "3e-4", "5e-4", "7.5e-4", "1e-3"):
+    for rate in RATES_ON_BREAKOUT:
         rows.append(
             [f"Baseline, rate {rate}", *sensitivity_row(records, f"--learning-rate {rate}")]
         )
@@ -516,7 +518,7 @@ def sensitivity_section(records: Records) -> str:
         "",
         table(["", *GAMES], rows),
         "",
-        "![Final return on Breakout by learning rate](images/rates.png)",
+        "![Final return by learning rate](images/rates.png)",
     ]
     return "\n".join(lines)
 
@@ -576,11 +578,11 @@ def minigrid_section(records: Records) -> str:
         row = [place, *(final_return(sample, 2) for sample in (scorer, baseline, fast))]
         p = stats.difference_test(scorer.scores, baseline.scores)
         row += [f"{compare(scorer, baseline)}, {p_text(p)}", f"{threshold:.2f}"]
-        row += [touch_text(sample, threshold) for sample in (scorer, baseline)]
+        row += [touch_text(sample, threshold) for sample in (scorer, baseline, fast)]
         row += [minigrid_paper(env, variant) for variant in ("SCORER", "Baseline")]
         rows.append(row)
     header = ["Environment", "SCORER", "Baseline", "Baseline, 3e-4", "SCORER is", "Threshold"]
-    header += ["Steps: SCORER", "Baseline", "Paper: SCORER", "Baseline"]
+    header += ["Steps: SCORER", "Baseline", "Baseline, 3e-4", "Paper: SCORER", "Baseline"]
     lines = [
         "## MiniGrid",
         "",
@@ -617,8 +619,10 @@ def coarse_text(records: Records) -> list[str]:
     ]
 
 
-def touch_text(sample: Sample, threshold: float) -> str:
+def touch_text(sample: Sample | None, threshold: float) -> str:
     """Returns the time to a threshold, and how many seeds touch it, as text."""
+    if sample is None:
+        return "-"
     mean, number = touch_time(sample, threshold)
     if number == 0:
         return "- (0)"
@@ -695,6 +699,8 @@ def deep_sea_section(records: Records) -> str:
         table(["Sea", "Baseline", "SCORER", "SCORER, follower's rate 5e-3"], long),
         "",
         "![How many seeds have solved Deep Sea](images/deep_sea.png)",
+        "",
+        "![The same over 5,000 episodes](images/deep_sea_long.png)",
     ]
     return "\n".join(lines)
 

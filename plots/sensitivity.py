@@ -94,20 +94,25 @@ def draw_final(ax, methods: list[Method]):
     """Draws the final return against the rate, a line for SCORER and one for the baseline."""
     kinds = {True: ("SCORER, by follower's rate", style.SCORER)}
     kinds[False] = ("Baseline, by its rate", style.BASELINE)
-    for is_scorer, (label, (color, _, marker)) in kinds.items():
+    for is_scorer, (label, look) in kinds.items():
         own = [method for method in methods if method.args["scorer"] == is_scorer]
-        if not own:
-            continue
-        own = sorted(own, key=varied_rate)
-        x = [varied_rate(method) for method in own]
-        scores = [stats.final_scores(method.timesteps, method.returns) for method in own]
-        estimates = [stats.bootstrap(stats.iqm, each) for each in scores]
-        ax.plot(x, [e.value for e in estimates], color=color, marker=marker, label=label)
-        ax.vlines(x, [e.low for e in estimates], [e.high for e in estimates], color=color)
+        scores = {varied_rate(m): stats.final_scores(m.timesteps, m.returns) for m in own}
+        draw_by_rate(ax, scores, label, look)
     rates = sorted({varied_rate(method) for method in methods})
-    ax.set_xscale("log")
     ax.set_xticks(rates, [rate_text(rate) for rate in rates], rotation=90)
     ax.set_xticks([], minor=True)
+
+
+def draw_by_rate(ax, scores: dict, label: str, look: tuple):
+    """Draws a line through the IQMs of final scores [seeds] by rate, with their 95 % intervals."""
+    ax.set_xscale("log")
+    if not scores:
+        return
+    color, _, marker = look
+    rates = sorted(scores)
+    estimates = [stats.bootstrap(stats.iqm, scores[rate]) for rate in rates]
+    ax.plot(rates, [e.value for e in estimates], color=color, marker=marker, label=label)
+    ax.vlines(rates, [e.low for e in estimates], [e.high for e in estimates], color=color)
 
 
 def rate_text(rate: float) -> str:

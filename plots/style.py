@@ -57,11 +57,11 @@ LOOKS = {
     "SCORER (follower learning rate 0.0005)": SCORER,
     "Baseline (learning rate 0.0001)": BASELINE,
 }
-# Looks for all other names, none of them in the table above.
+# Looks for all other names: none of the table above, nor the colours of SCORER and the baseline.
 OTHERS = [
     (color, line, marker)
-    for line, marker in zip((DASHED, DOTTED, LONG, DASH_DOT), "<h>p")
-    for color in (SKY, RED, PURPLE, ORANGE)
+    for line, marker in zip((DASHED, DOTTED, LONG, DASH_DOT), "<hp>")
+    for color in (SKY, RED, BROWN, GREEN)
 ]
 
 plt.rcParams.update(
