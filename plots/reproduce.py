@@ -109,6 +109,9 @@ def minatar_experiments() -> list[Experiment]:
         for flags in ("--ablation per-layer-lr", "--scorer --follower-loss msbe"):
             flags = f"{flags} --follower-learning-rate 1e-3"
             found.append(Experiment("rates", "scorer_dqn.py", f"{game}-MinAtar", flags))
+    for game in ("Asterix", "SpaceInvaders"):  # where SCORER is above the per-layer baseline
+        flags = "--ablation per-layer-lr --batch-size 128"  # as much data for an update as SCORER
+        found.append(Experiment("rates", "scorer_dqn.py", f"{game}-MinAtar", flags))
     for rate in ("3e-4", "7.5e-4"):
         flags = f"--learning-rate {rate}"
         found.append(Experiment("sensitivity", "scorer_dqn.py", "Breakout-MinAtar", flags))

@@ -76,7 +76,10 @@ ABLATIONS = {
     "Synchronous": "--scorer --ablation synchronous",
     "Baseline, per-layer rates": "--ablation per-layer-lr",
     "Baseline": "",
+    "Baseline, batches of 128": "--batch-size 128",
+    "Baseline, per-layer rates, batches of 128": "--ablation per-layer-lr --batch-size 128",
 }
+METHODS = RATES | ABLATIONS  # flags by name
 
 
 class Sample(NamedTuple):
@@ -258,7 +261,7 @@ def paper_section(records: Records) -> str:
         "## The paper's table: five algorithms, four games",
         "",
         "`python plots/reproduce.py minatar pqn` makes the records of 1e8 steps; below each the paper's "
-        "number (DQN is printed twice), behind SCORER's p that it is no better than its baseline. "
+        "number (DQN is printed twice); p: SCORER beside its baseline. "
         "SpaceInvaders has 24 aliens here, as in MinAtar, and 28 in the paper's version of gymnax, so its "
         "returns are not compared. Time-outs are bootstrapped here.",
         "",
@@ -313,7 +316,7 @@ def rates_section(records: Records) -> str:
         "SCORER trains perception at 5e-4 and control at 1e-4. The baselines have one loss: at 1e-4, at "
         "5e-4 (fast rate), or at SCORER's two rates (per-layer rates). The MSBE follower plays the game "
         "with the mean square in place of the variance. DQN; srank is the effective rank ([defined "
-        "below](#representation)) at the end; p: that SCORER is no better.",
+        "below](#representation)) at the end; p: SCORER beside the row's method.",
         "",
         table(["", *GAMES], rates_rows(records, "scorer_dqn.py", RATES)),
         "",
@@ -381,10 +384,10 @@ def verdict(records: Records) -> str:
         return ""
     ours, layered, *single = (f"{mean.value:.2f}" for mean in (*means, *singles))
     return (
-        "For DQN most of SCORER's gain is owed to its two rates: over the four games it has "
-        f"{ours} of the best method's return in the mean, a baseline with the same two rates (per layer) "
-        f"{layered}, and baselines with one rate of {', '.join(SINGLE_RATES)} have {', '.join(single)}. "
-        f"Beside the per-layer baseline SCORER is "
+        "For DQN most of SCORER's gain is owed to its two rates: each game's return divided by the best "
+        f"method's, the mean over the four games is {ours} for SCORER, {layered} for a baseline with the "
+        f"same two rates (per layer), and {', '.join(single)} for baselines with one rate of "
+        f"{', '.join(SINGLE_RATES)}. Beside the per-layer baseline SCORER is "
         f"{relations(records, 'scorer_dqn.py', 'SCORER', LAYERED, with_p=True)}; beside its own game with "
         "a mean-square follower it is "
         f"{relations(records, 'scorer_dqn.py', 'SCORER', 'SCORER, MSBE follower')}. For PQN, beside the "
@@ -393,14 +396,16 @@ def verdict(records: Records) -> str:
 
 
 def relations(records: Records, script: str, name: str, other: str, with_p=False) -> str:
-    """Returns on which games a method of RATES is above, level with and below another."""
+    """Returns on which games one of METHODS is above, level with and below another."""
     games = {"above": [], "level": [], "below": []}
     for game in GAMES:
         ours, theirs = (
-            records.sample(script, f"{game}-MinAtar", RATES[which]) for which in (name, other)
+            records.sample(script, f"{game}-MinAtar", METHODS[which]) for which in (name, other)
         )
-        p = p_text(stats.difference_test(ours.scores, theirs.scores))
-        games[compare(ours, theirs)].append(f"{game} ({p})" if with_p else game)
+        relation = compare(ours, theirs)
+        pair = (theirs, ours) if relation == "below" else (ours, theirs)
+        p = p_text(stats.difference_test(*(sample.scores for sample in pair)))
+        games[relation].append(f"{game} ({p})" if with_p else game)
     found = [f"{relation} on {join_words(names)}" for relation, names in games.items() if names]
     return ", ".join(found)
 
@@ -412,12 +417,13 @@ def repeats_text(records: Records) -> str:
         for name in ("SCORER", LAYERED)
     )
     p = p_text(stats.difference_test(ours, layered))
-    msbe = relations(records, "scorer_dqn.py", "SCORER, MSBE follower", LAYERED)
+    msbe = relations(records, "scorer_dqn.py", "SCORER, MSBE follower", LAYERED, with_p=True)
     return (
-        f"On Breakout 30 seeds of either were trained a second time; with all {len(ours)} and "
-        f"{len(layered)} runs pooled {p}, so whether SCORER is above the per-layer baseline there hangs on "
-        f"how repeats are counted. The game with a mean-square follower is, beside the per-layer baseline, "
-        f"{msbe}."
+        "On Breakout 30 of SCORER's seeds and the per-layer baseline's 30 were trained twice; with all "
+        f"{len(ours)} and {len(layered)} runs pooled {p}, so whether SCORER is above it there hangs on how "
+        f"repeats are counted. The game with a mean-square follower is, beside the per-layer baseline, "
+        f"{msbe}. SCORER's players draw a batch of 64 each, a baseline one of 64 in all: baselines with "
+        "batches of 128 stand below, with the ablations."
     )
 
 
@@ -433,10 +439,13 @@ def ablations_section(records: Records) -> str:
         "## Ablations",
         "",
         "`python plots/reproduce.py ablations rates`. DQN, final IQM return; right the mean over the "
-        'four games, each divided by that of the best of the five methods of "The game, or the two '
-        'rates?".',
+        "four games, each divided by that of the best of the five methods above. Synchronous players both "
+        "have the leader's rate.",
         "",
         table(["", *GAMES, "Mean"], rows),
+        "",
+        "Synchronous players are, beside the baseline, "
+        f"{relations(records, 'scorer_dqn.py', 'Synchronous', 'Baseline', with_p=True)}.",
         "",
         "![Ablations on Breakout over the steps of training](images/ablations.png)",
     ]
@@ -660,7 +669,7 @@ def control_section(records: Records) -> str:
     lines = [
         "## Classic control",
         "",
-        "`python plots/reproduce.py control`. 1e6 steps, final IQM return; p: that SCORER is no better.",
+        "`python plots/reproduce.py control`. 1e6 steps, final IQM return; p: SCORER beside its baseline.",
         "",
         table(["Algorithm", "", "CartPole-v1", "Acrobot-v1"], rows),
         "",
@@ -694,7 +703,8 @@ def deep_sea_section(records: Records) -> str:
         "",
         table(["Sea", "Baseline", "SCORER", "SCORER, MSBE follower"], rows),
         "",
-        "Depth 10 for 5,000 episodes, as in the paper, which does not say whether its agents have priors:",
+        "Other runs, at depth 10 for 5,000 episodes, as in the paper, which does not say whether its agents "
+        "have priors:",
         "",
         table(["Sea", "Baseline", "SCORER", "SCORER, follower's rate 5e-3"], long),
         "",
@@ -839,16 +849,17 @@ def page(records: Records) -> str:
     sections = [
         "# Results",
         "Every table is written by `python plots/results.py` from the records in `docs/results`; which "
-        "claims of the paper they bear out stands in [claims.md](claims.md). A dash: no record yet, and "
-        "`python plots/reproduce.py --dry-run` names the command.",
+        "claims of the paper they bear out stands in [claims.md](claims.md). A dash: no record; "
+        "`python plots/reproduce.py --dry-run` names those that are still to be made.",
         f"Unless a table says otherwise, a cell has the IQM (the mean of the middle half) over {SEEDS} seeds "
         "of each seed's mean return over the last 10 % of training, with its 95 % bootstrap interval; "
         "another number of seeds stands behind it. A seed that was trained twice counts once, with its "
         "first run.",
-        "One method is above another where the paper's one-sided bootstrap test of the difference of two "
-        f"IQMs, with {stats.TEST_RESAMPLES:,} resamples, gives p < {stats.LEVEL} that it is no better; they "
-        "are level where neither is above, which does not say that they are equal. Of two equal methods one "
-        "comparison in ten is not level, and no p is corrected for the number of tests.",
+        "p is the paper's one-sided bootstrap test of the difference of two IQMs: the share of "
+        f"{stats.TEST_RESAMPLES:,} resamples in which the method is not ahead of the other. It is above the "
+        f"other where p < {stats.LEVEL}, below where the other is above it, else level, which does not say "
+        "that they are equal. Of two equal methods one comparison in ten is not level, and no p is corrected "
+        "for the number of tests.",
         paper_section(records),
         rates_section(records),
         "![Final return and rank of SCORER and three baselines](images/game_or_rates.png)",
@@ -877,7 +888,25 @@ def glance(records: Records) -> str:
         rows.append([f"{algorithm}, MinAtar", *counts])
     rows += glance_minigrid(records)
     header = ["", "SCORER above, level, below its baseline", "in the paper", "the same on"]
-    return "\n\n".join([table(header, rows), claims_text(), verdict(records)])
+    parts = [verdict(records), fast_r2d2_text(records), table(header, rows), claims_text()]
+    return "\n\n".join(parts)
+
+
+def fast_r2d2_text(records: Records) -> str:
+    """Returns how R2D2's SCORER stands to a baseline at the follower's rate, and what the table is."""
+    games = {"above": [], "level": [], "below": []}
+    for place in MINIGRID_DIFFERENT:
+        env = f"Navix-{place}-v0"
+        ours = records.sample("scorer_r2d2.py", env, "--scorer")
+        fast = records.sample("scorer_r2d2.py", env, "--learning-rate 3e-4")
+        if fast is not None:
+            games[compare(ours, fast)].append(place)
+    found = [f"{relation} on {join_words(names)}" for relation, names in games.items() if names]
+    return (
+        f"R2D2's SCORER, beside a baseline at the follower's rate, is {', '.join(found)}. The table below is "
+        "the paper's own comparison, with baselines at the leader's rate; for DDQN, the Dueling agents and "
+        "classic control there is no other."
+    )
 
 
 def glance_minigrid(records: Records) -> list[list[str]]:
