@@ -402,6 +402,8 @@ def relations(records: Records, script: str, name: str, other: str, with_p=False
         ours, theirs = (
             records.sample(script, f"{game}-MinAtar", METHODS[which]) for which in (name, other)
         )
+        if ours is None or theirs is None:
+            continue
         relation = compare(ours, theirs)
         pair = (theirs, ours) if relation == "below" else (ours, theirs)
         p = p_text(stats.difference_test(*(sample.scores for sample in pair)))
