@@ -65,10 +65,12 @@ RATES = {
     "SCORER, MSBE follower": "--scorer --follower-loss msbe",
 }
 LAYERED = "Baseline, per-layer rates"
+LAYERED_128 = "Baseline, per-layer rates, batches of 128"
 PQN_RATES = {name: RATES[name] for name in ("SCORER", LAYERED, "Baseline")}
 FOLLOWER_RATES = ("2e-4", "3e-4", "5e-4", "7.5e-4", "1e-3")
 RATES_ON_BREAKOUT = ("1e-4", *FOLLOWER_RATES)  # of baselines
 SINGLE_RATES = ("1e-4", "2e-4", "5e-4", "1e-3")  # of baselines that are run on all four games
+ATARI_STEPS = {"Pong": "5e6", "DoubleDunk": "4e6"}  # of the other games 1e6
 ABLATIONS = {
     "SCORER": "--scorer",
     "MSBE follower": "--scorer --follower-loss msbe",
@@ -377,19 +379,21 @@ def normalised(records: Records, flags: str) -> stats.Estimate | None:
 
 
 def verdict(records: Records) -> str:
-    """Returns whether it is the game or the two rates, in two sentences for DQN and one for PQN."""
+    """Returns whether it is the game or the two rates: two sentences for DQN, and what is beside them."""
     singles = [normalised(records, f"--learning-rate {rate}") for rate in SINGLE_RATES]
     means = [normalised(records, RATES[name]) for name in ("SCORER", LAYERED)]
     if None in (*means, *singles):
         return ""
     ours, layered, *single = (f"{mean.value:.2f}" for mean in (*means, *singles))
     return (
-        "For DQN most of SCORER's gain is owed to its two rates: each game's return divided by the best "
-        f"method's, the mean over the four games is {ours} for SCORER, {layered} for a baseline with the "
-        f"same two rates (per layer), and {', '.join(single)} for baselines with one rate of "
+        "For DQN the gain of SCORER is owed to its two rates and its second batch: each game's return divided "
+        f"by the best method's, the mean over the four games is {ours} for SCORER, {layered} for a baseline "
+        f"with the same two rates (per layer), and {', '.join(single)} for baselines with one rate of "
         f"{', '.join(SINGLE_RATES)}. Beside the per-layer baseline SCORER is "
-        f"{relations(records, 'scorer_dqn.py', 'SCORER', LAYERED, with_p=True)}; beside its own game with "
-        "a mean-square follower it is "
+        f"{relations(records, 'scorer_dqn.py', 'SCORER', LAYERED, with_p=True)}; beside the same with a "
+        "batch of 128, as many transitions as SCORER's two players draw together, it is "
+        f"{relations(records, 'scorer_dqn.py', 'SCORER', LAYERED_128, with_p=True)}.\n\n"
+        "Within the game the variance helps: beside a mean-square follower SCORER is "
         f"{relations(records, 'scorer_dqn.py', 'SCORER', 'SCORER, MSBE follower')}. For PQN, beside the "
         f"per-layer baseline, it is {relations(records, 'scorer_pqn.py', 'SCORER', LAYERED)}."
     )
@@ -424,8 +428,8 @@ def repeats_text(records: Records) -> str:
         "On Breakout 30 of SCORER's seeds and the per-layer baseline's 30 were trained twice; with all "
         f"{len(ours)} and {len(layered)} runs pooled {p}, so whether SCORER is above it there hangs on how "
         f"repeats are counted. The game with a mean-square follower is, beside the per-layer baseline, "
-        f"{msbe}. SCORER's players draw a batch of 64 each, a baseline one of 64 in all: baselines with "
-        "batches of 128 stand below, with the ablations."
+        f"{msbe}. The baseline with both rates and a batch of 128 gives each of its layers twice what one of "
+        "SCORER's players sees; its returns stand below, with the ablations. SCORER with larger batches is not run."
     )
 
 
@@ -605,29 +609,10 @@ def minigrid_section(records: Records) -> str:
         "printed means.",
         "",
         table(header, rows),
-        *coarse_text(records),
         "",
         "![Learning curves on MiniGrid](images/minigrid.png)",
     ]
     return "\n".join(lines)
-
-
-def coarse_text(records: Records) -> list[str]:
-    """Returns which environments' records lack the highest value within a point, as a paragraph."""
-    coarse = [
-        place
-        for place in MINIGRID
-        if "best_returns"
-        not in records.sample("scorer_r2d2.py", f"Navix-{place}-v0", "--scorer").curves
-    ]
-    if not coarse:
-        return []
-    return [
-        "",
-        f"The records of {join_words(coarse)} are of an earlier version, which sampled new sequences less "
-        "and looked at the threshold at 394 points only: their times compare within a row, not with the "
-        "other rows. `--dry-run` names them as missing.",
-    ]
 
 
 def touch_text(sample: Sample | None, threshold: float) -> str:
@@ -733,24 +718,29 @@ def atari_section(records: Records) -> str:
     """Returns the section on Atari."""
     rows = []
     for game in ("Pong", *ATARI):
-        steps = "5e6" if game == "Pong" else "1e6"
+        steps = ATARI_STEPS.get(game, "1e6")
         row = [game, steps]
         for player in ("--scorer", ""):
             flags = f"{player} --total-timesteps {steps}".strip()
             sample = records.sample("scorer_pqn_atari.py", f"{game}-v5", flags, seeds=1)
-            row.append("-" if sample is None else f"{sample.scores.mean():,.0f}")
+            row.append(mean_and_seeds(sample))
         rows.append(row)
     lines = [
         "## Atari",
         "",
-        "PQN, one seed each, so no claim: mean return over the last 10 % of training, whole games, rewards "
-        "as the game gives them. The paper trains five seeds for 5e7 steps.",
+        "PQN, one or two seeds (in brackets), so no claim: mean return over the last 10 % of training, whole "
+        "games, rewards as the game gives them. The paper trains five seeds for 5e7 steps.",
         "",
         table(["Game", "Steps", "SCORER", "Baseline"], rows),
         "",
         "![Learning curves on Atari](images/atari.png)",
     ]
     return "\n".join(lines)
+
+
+def mean_and_seeds(sample: Sample | None) -> str:
+    """Returns the mean of the final returns, and of how many seeds."""
+    return "-" if sample is None else f"{sample.scores.mean():,.0f} ({len(sample.scores)})"
 
 
 # ------------------------------------------ Readings ----------------------------------------------
@@ -897,17 +887,23 @@ def glance(records: Records) -> str:
 def fast_r2d2_text(records: Records) -> str:
     """Returns how R2D2's SCORER stands to a baseline at the follower's rate, and what the table is."""
     games = {"above": [], "level": [], "below": []}
+    sooner = {"SCORER": [], "the baseline": []}
     for place in MINIGRID_DIFFERENT:
         env = f"Navix-{place}-v0"
         ours = records.sample("scorer_r2d2.py", env, "--scorer")
         fast = records.sample("scorer_r2d2.py", env, "--learning-rate 3e-4")
         if fast is not None:
             games[compare(ours, fast)].append(place)
+            if is_faster(ours, fast):
+                sooner["SCORER"].append(place)
+            if is_faster(fast, ours):
+                sooner["the baseline"].append(place)
     found = [f"{relation} on {join_words(names)}" for relation, names in games.items() if names]
+    first = [f"by {name} on {join_words(names)}" for name, names in sooner.items() if names]
     return (
-        f"R2D2's SCORER, beside a baseline at the follower's rate, is {', '.join(found)}. The table below is "
-        "the paper's own comparison, with baselines at the leader's rate; for DDQN, the Dueling agents and "
-        "classic control there is no other."
+        f"R2D2's SCORER, beside a baseline at the follower's rate, is {', '.join(found)}; the threshold is "
+        f"reached sooner {', '.join(first)}. The table below is the paper's own comparison, with baselines at "
+        "the leader's rate; for DDQN, the Dueling agents and classic control there is no other."
     )
 
 
@@ -945,14 +941,14 @@ def claims_text() -> str:
     )
 
 
-def is_faster(scorer: Sample, baseline: Sample) -> bool:
-    """Returns whether SCORER's time to the shared threshold is below the baseline's, intervals apart.
+def is_faster(one: Sample, other: Sample) -> bool:
+    """Returns whether one's time to the shared threshold is below the other's, intervals apart.
 
-    A baseline of which most seeds never touch the threshold is slower.
+    A method of which most seeds never touch the threshold is the slower.
     """
-    threshold = stats.shared_threshold([scorer.scores, baseline.scores])
-    (ours, _), (theirs, number) = (touch_time(s, threshold) for s in (scorer, baseline))
-    if number < len(baseline.scores) / 2:
+    threshold = stats.shared_threshold([one.scores, other.scores])
+    (ours, _), (theirs, number) = (touch_time(s, threshold) for s in (one, other))
+    if number < len(other.scores) / 2:
         return True
     return ours.value + ours.half_width < theirs.value - theirs.half_width
 

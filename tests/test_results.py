@@ -95,3 +95,32 @@ def test_claims_are_counted(tmp_path, monkeypatch):
     assert results.claims_text().startswith(
         "Of 3 claims of the paper 2 hold, 0 hold in part, 1 fail and 0"
     )
+
+
+def test_r2d2_beside_a_faster_baseline(monkeypatch):
+    """The final return and the time to the threshold are two questions; what is missing is not counted."""
+    monkeypatch.setattr(results, "MINIGRID_DIFFERENT", ("Late", "Lost", "Missing"))
+
+    def reaching(step: int, final: float) -> Sample:
+        offsets = np.linspace(-0.001, 0.001, 30)[:, None]
+        returns = np.where(STEPS >= step, final, 0.0) + offsets
+        return Sample(STEPS, returns, {"returns": returns})
+
+    pairs = {
+        "Late": (reaching(60, 1.0), reaching(30, 1.0)),
+        "Lost": (reaching(60, 1.0), reaching(30, 0.5)),
+    }
+    samples = {}
+    for place, pair in pairs.items():
+        for flags, known in zip(("--scorer", "--learning-rate 3e-4"), pair):
+            samples["scorer_r2d2.py", f"Navix-{place}-v0", flags] = known
+    text = results.fast_r2d2_text(Table(samples))
+    assert "is above on Lost, level on Late;" in text
+    assert "reached sooner by SCORER on Lost, by the baseline on Late." in text
+
+
+def test_atari_rows_say_their_seeds():
+    """A mean of one or two seeds says of how many; steps are each game's own."""
+    key = ("scorer_pqn_atari.py", "DoubleDunk-v5", "--total-timesteps 4e6")
+    text = results.atari_section(Table({key: sample(-21.0, seeds=2)}))
+    assert "| DoubleDunk | 4e6 | - | -21 (2) |" in text and "| Pong | 5e6 | - | - |" in text
