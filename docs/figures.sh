@@ -28,7 +28,7 @@ figure ablations ablations \
   "${scorer[@]}" "${ablations[@]}"
 figure learning_curves control docs/results/control
 figure learning_curves minigrid docs/results/minigrid
-figure learning_curves atari docs/results/atari/*{Phoenix,Pong,Qbert}*
+figure learning_curves atari docs/results/atari/*{BattleZone,NameThisGame,Phoenix,Pong,Qbert}*
 figure deep_sea deep_sea docs/results/deep_sea > /dev/null
 figure deep_sea deep_sea_long docs/results/deep_sea_long > /dev/null
 figure baird baird docs/results/baird/baird__Baird__sampled-balanced__*

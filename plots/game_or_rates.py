@@ -18,31 +18,43 @@ from results import RATES_ON_BREAKOUT
 from results import Records
 from sensitivity import draw_by_rate
 
+BOTH_RATES = "--ablation per-layer-lr"
 METHODS = {
     "Baseline, 1e-4": ("", "Baseline"),
     "Baseline, 5e-4": ("--learning-rate 5e-4", "Baseline (learning rate 0.0005)"),
-    "Baseline, 5e-4 and 1e-4": ("--ablation per-layer-lr", "Baseline (per layer lr)"),
+    "Baseline, 5e-4 and 1e-4": (BOTH_RATES, "Baseline (per layer lr)"),
     "SCORER, 5e-4 and 1e-4": ("--scorer", "SCORER"),
 }
+# Drawn where it is run: one batch as large as the two that SCORER's players draw.
+LARGE_BATCH = {
+    "Baseline, 5e-4 and 1e-4, batch of 128": (
+        f"{BOTH_RATES} --batch-size 128",
+        "Baseline (batch size 128)",
+    ),
+}
+NOTE = dict(textcoords="offset points", ha="center", fontsize=6, rotation=90)
 
 
 def draw_game(top, bottom, records: Records, game: str):
     """Draws one game: return above, srank below, a bar for each method with its 95 % interval."""
-    for place, (flags, name) in enumerate(METHODS.values()):
+    methods = METHODS | LARGE_BATCH
+    for place, (flags, name) in enumerate(methods.values()):
         sample = records.sample("scorer_dqn.py", f"{game}-MinAtar", flags)
         if sample is None:
+            for ax in (top, bottom):
+                ax.annotate("not run", (place, 0), (0, 4), **NOTE)
             continue
         color = style.LOOKS[name][0]
         draw_bar(top, place, stats.bootstrap(stats.iqm, sample.scores), color)
         if "srank" in sample.curves:
             draw_bar(bottom, place, stats.bootstrap(stats.iqm, sample.final("srank")), color)
         else:
-            bottom.annotate("not measured", (place, 4), ha="center", fontsize=6, rotation=90)
-    for label, (_, name) in METHODS.items():  # the legend, in this order whatever is missing
+            bottom.annotate("not measured", (place, 0), (0, 4), **NOTE)
+    for label, (_, name) in methods.items():  # the legend, in this order whatever is missing
         top.bar(np.nan, np.nan, color=style.LOOKS[name][0], label=label)
-    top.set(title=game, xticks=[], xlim=(-0.6, len(METHODS) - 0.4))
+    top.set(title=game, xticks=[], xlim=(-0.6, len(methods) - 0.4))
     top.margins(y=0.12)
-    bottom.set(xticks=[], xlim=(-0.6, len(METHODS) - 0.4), ylim=(0, 140))
+    bottom.set(xticks=[], xlim=(-0.6, len(methods) - 0.4), ylim=(0, 140))
 
 
 def draw_bar(ax, place: int, estimate: stats.Estimate, color: str):
@@ -95,7 +107,7 @@ def main(
 
     Args:
         out: picture to write; its ending names the format.
-        show: final return and effective rank of SCORER and three baselines; or rank and norm over
+        show: final return and effective rank of SCORER and its baselines; or rank and norm over
             the steps of training; or final return by learning rate.
     """
     style.check_options(out)

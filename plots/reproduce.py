@@ -323,6 +323,8 @@ def estimate(script: str, words: list[str], lanes: int, on_gpu: bool) -> float:
     args = parse(script, words)
     steps = args.total_timesteps / getattr(args, "num_envs", 1)
     gpu_us, cpu_us = STEP_US[script]
+    if script == "scorer_r2d2.py":  # whose time goes to the updates, one in 80 steps above
+        steps *= 80 / args.update_interval
     if script == "scorer_pqn_atari.py":  # seeds one after another
         return 1e-6 * steps * lanes * (gpu_us if on_gpu else cpu_us)
     if on_gpu:

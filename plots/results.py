@@ -854,7 +854,7 @@ def page(records: Records) -> str:
         "for the number of tests.",
         paper_section(records),
         rates_section(records),
-        "![Final return and rank of SCORER and three baselines](images/game_or_rates.png)",
+        "![Final return and rank of SCORER and its baselines](images/game_or_rates.png)",
         ablations_section(records),
         efficiency_section(records),
         sensitivity_section(records),
