@@ -149,3 +149,15 @@ def test_dry_run_and_bad_input():
     assert "python scorer_pqn_atari.py --scorer --env Phoenix-v5" in shown.stdout
     refused = subprocess.run([*tool, "chess"], capture_output=True, text=True)
     assert refused.returncode == 2 and refused.stderr.startswith("error: chess is no group")
+
+
+def test_estimates_follow_what_a_run_does():
+    """Four times as many updates take R2D2 four times as long; seeds beside each other on a GPU do not add."""
+
+    def seconds(*words, lanes=30, on_gpu=True):
+        return reproduce.estimate("scorer_r2d2.py", ["--scorer", *words], lanes, on_gpu)
+
+    start = 60
+    assert seconds("--update-interval", "20") - start == pytest.approx(4 * (seconds() - start))
+    assert seconds() - start < 2 * (seconds(lanes=15) - start)
+    assert seconds(on_gpu=False) > 10 * seconds()
