@@ -126,7 +126,13 @@ def main(
         axes[4].set_ylabel("srank of 128" if show == "return" else "parameter norm")
     numbers = [len(sample.scores) for sample in records.samples.values() if sample is not None]
     note = f"DQN, {style.seeds_text(numbers)}"
-    style.save(figure, out, note if show == "rates" else f"{note}, rates of perception and control")
+    style.save(
+        figure,
+        out,
+        note
+        if show == "rates"
+        else f"{note}; behind a method the rates of perception and of control",
+    )
 
 
 if __name__ == "__main__":

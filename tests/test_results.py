@@ -98,7 +98,7 @@ def test_claims_are_counted(tmp_path, monkeypatch):
 
 
 def test_r2d2_beside_a_faster_baseline(monkeypatch):
-    """The final return and the time to the threshold are two questions; what is missing is not counted."""
+    """The end and the whole of training are two questions; what is missing is not counted."""
     monkeypatch.setattr(results, "MINIGRID_DIFFERENT", ("Late", "Lost", "Missing"))
 
     def reaching(step: int, final: float) -> Sample:
@@ -108,15 +108,15 @@ def test_r2d2_beside_a_faster_baseline(monkeypatch):
 
     pairs = {
         "Late": (reaching(60, 1.0), reaching(30, 1.0)),
-        "Lost": (reaching(60, 1.0), reaching(30, 0.5)),
+        "Lost": (reaching(51, 1.0), reaching(1, 0.5)),
     }
     samples = {}
     for place, pair in pairs.items():
         for flags, known in zip(("--scorer", "--learning-rate 3e-4"), pair):
             samples["scorer_r2d2.py", f"Navix-{place}-v0", flags] = known
     text = results.fast_r2d2_text(Table(samples))
-    assert "is above on Lost, level on Late;" in text
-    assert "reached sooner by SCORER on Lost, by the baseline on Late." in text
+    assert "at the end SCORER is above on Lost, level on Late;" in text
+    assert "in the mean over all of training it is level on Lost, below on Late." in text
 
 
 def test_atari_rows_say_their_seeds():
@@ -124,3 +124,11 @@ def test_atari_rows_say_their_seeds():
     key = ("scorer_pqn_atari.py", "DoubleDunk-v5", "--total-timesteps 4e6")
     text = results.atari_section(Table({key: sample(-21.0, seeds=2)}))
     assert "| DoubleDunk | 4e6 | - | -21 (2) |" in text and "| Pong | 5e6 | - | - |" in text
+
+
+def test_p_is_of_the_method_that_is_ahead():
+    """Whichever comes first, a clear difference has a small p."""
+    low, high = sample(1.0).scores, sample(2.0).scores
+    assert results.relation_and_p(high, low) == "above, p < 0.001"
+    assert results.relation_and_p(low, high) == "below, p < 0.001"
+    assert results.relation_and_p(low, low).startswith("level, p = 0.")
