@@ -126,13 +126,9 @@ def main(
         axes[4].set_ylabel("srank of 128" if show == "return" else "parameter norm")
     numbers = [len(sample.scores) for sample in records.samples.values() if sample is not None]
     note = f"DQN, {style.seeds_text(numbers)}"
-    style.save(
-        figure,
-        out,
-        note
-        if show == "rates"
-        else f"{note}; behind a method the rates of perception and of control",
-    )
+    if show != "rates":
+        note += "; behind a method the rates of perception and of control"
+    style.save(figure, out, note)
 
 
 if __name__ == "__main__":

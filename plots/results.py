@@ -96,6 +96,11 @@ class Sample(NamedTuple):
         """Returns each seed's mean return over the last 10 % of training, [seeds]."""
         return stats.final_scores(self.timesteps, self.returns)
 
+    @property
+    def mean_returns(self):
+        """Returns each seed's mean return over the whole of training, [seeds]."""
+        return self.returns.mean(axis=1)
+
     def final(self, name: str):
         """Returns each seed's mean of a curve over the last 10 %, where it was measured, [seeds]."""
         curve = self.curves[name]
@@ -195,6 +200,17 @@ def compare_scores(ours: np.ndarray, theirs: np.ndarray) -> str:
     if not stats.is_level(stats.difference_test(ours, theirs)):
         return "above"
     return "below" if not stats.is_level(stats.difference_test(theirs, ours)) else "level"
+
+
+def p_of_the_better(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """Returns the p value of the method that is ahead; of the first where they are level."""
+    pair = (theirs, ours) if compare_scores(ours, theirs) == "below" else (ours, theirs)
+    return p_text(stats.difference_test(*pair))
+
+
+def relation_and_p(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """Returns above, level or below, and the p value of the method that is ahead."""
+    return f"{compare_scores(ours, theirs)}, {p_of_the_better(ours, theirs)}"
 
 
 def with_p(sample: Sample | None, other: Sample | None, digits: int) -> str:
@@ -409,19 +425,26 @@ def verdict(records: Records) -> str:
 
 def relations(records: Records, script: str, name: str, other: str, with_p=False) -> str:
     """Returns on which games one of METHODS is above, level with and below another."""
-    games = {"above": [], "level": [], "below": []}
+    found = []
     for game in GAMES:
         ours, theirs = (
             records.sample(script, f"{game}-MinAtar", METHODS[which]) for which in (name, other)
         )
         if ours is None or theirs is None:
             continue
-        relation = compare(ours, theirs)
-        pair = (theirs, ours) if relation == "below" else (ours, theirs)
-        p = p_text(stats.difference_test(*(sample.scores for sample in pair)))
-        games[relation].append(f"{game} ({p})" if with_p else game)
-    found = [f"{relation} on {join_words(names)}" for relation, names in games.items() if names]
-    return ", ".join(found)
+        p = p_of_the_better(ours.scores, theirs.scores)
+        found.append((f"{game} ({p})" if with_p else game, compare(ours, theirs)))
+    return group_by_relation(found)
+
+
+def group_by_relation(found: list[tuple[str, str]]) -> str:
+    """Returns pairs of name and relation as words: above on the one, level on the other."""
+    parts = []
+    for relation in ("above", "level", "below"):
+        names = [name for name, its_relation in found if its_relation == relation]
+        if names:
+            parts.append(f"{relation} on {join_words(names)}")
+    return ", ".join(parts)
 
 
 def repeats_text(records: Records) -> str:
@@ -452,7 +475,7 @@ def ablations_section(records: Records) -> str:
         "## Ablations",
         "",
         "`python plots/reproduce.py ablations rates`. DQN, final IQM return; right the mean over the "
-        "four games, each divided by that of the best of the five methods above. Synchronous players both "
+        "four games, each divided by that of the best of the first five methods above. Synchronous players both "
         "have the leader's rate.",
         "",
         table(["", *GAMES, "Mean"], rows),
@@ -620,39 +643,36 @@ def minigrid_section(records: Records) -> str:
         "Beside the baseline at the follower's rate, 3e-4; the mean over training is of a seed's whole curve, "
         "since three of the five end at the ceiling:",
         "",
-        table(FAST_R2D2_HEADER, fast_r2d2_rows(records)),
+        fast_r2d2_table(records),
         "",
         "![Learning curves on MiniGrid](images/minigrid.png)",
     ]
     return "\n".join(lines)
 
 
-FAST_R2D2_HEADER = ["Environment", "SCORER is at the end", "Mean over training: SCORER"]
-FAST_R2D2_HEADER += ["Baseline, 3e-4", "SCORER is"]
-
-
-def fast_r2d2_rows(records: Records) -> list[list[str]]:
-    """Returns a row for each environment where R2D2's baseline is run at the follower's rate."""
-    rows = []
+def fast_r2d2_pairs(records: Records) -> list[tuple[str, Sample, Sample]]:
+    """Returns environment, SCORER and the baseline at the follower's rate, where R2D2 has both."""
+    pairs = []
     for place in MINIGRID_DIFFERENT:
         ours, fast = (
             records.sample("scorer_r2d2.py", f"Navix-{place}-v0", flags)
             for flags in ("--scorer", "--learning-rate 3e-4")
         )
-        if ours is None or fast is None:
-            continue
+        if ours is not None and fast is not None:
+            pairs.append((place, ours, fast))
+    return pairs
+
+
+def fast_r2d2_table(records: Records) -> str:
+    """Returns the table of R2D2's SCORER beside the baseline at the follower's rate."""
+    header = ["Environment", "SCORER is at the end", "Mean over training: SCORER"]
+    header += ["Baseline, 3e-4", "SCORER is"]
+    rows = []
+    for place, ours, fast in fast_r2d2_pairs(records):
         row = [place, relation_and_p(ours.scores, fast.scores)]
-        means = [sample.returns.mean(axis=1) for sample in (ours, fast)]
-        row += [interval(stats.bootstrap(stats.iqm, mean), 2) for mean in means]
-        rows.append([*row, relation_and_p(*means)])
-    return rows
-
-
-def relation_and_p(ours: np.ndarray, theirs: np.ndarray) -> str:
-    """Returns above, level or below, and the p value of the method that is ahead."""
-    relation = compare_scores(ours, theirs)
-    pair = (theirs, ours) if relation == "below" else (ours, theirs)
-    return f"{relation}, {p_text(stats.difference_test(*pair))}"
+        row += [interval(stats.bootstrap(stats.iqm, s.mean_returns), 2) for s in (ours, fast)]
+        rows.append([*row, relation_and_p(ours.mean_returns, fast.mean_returns)])
+    return table(header, rows)
 
 
 def touch_text(sample: Sample | None, threshold: float) -> str:
@@ -926,21 +946,13 @@ def glance(records: Records) -> str:
 
 def fast_r2d2_text(records: Records) -> str:
     """Returns how R2D2's SCORER stands to a baseline at the follower's rate, and what the table is."""
-    end = {"above": [], "level": [], "below": []}
-    whole = {"above": [], "level": [], "below": []}
-    for place in MINIGRID_DIFFERENT:
-        env = f"Navix-{place}-v0"
-        ours = records.sample("scorer_r2d2.py", env, "--scorer")
-        fast = records.sample("scorer_r2d2.py", env, "--learning-rate 3e-4")
-        if fast is not None:
-            end[compare(ours, fast)].append(place)
-            means = [sample.returns.mean(axis=1) for sample in (ours, fast)]
-            whole[compare_scores(*means)].append(place)
-    at_end, over_all = (
-        ", ".join(
-            f"{relation} on {join_words(names)}" for relation, names in found.items() if names
-        )
-        for found in (end, whole)
+    pairs = fast_r2d2_pairs(records)
+    at_end = group_by_relation([(place, compare(*samples)) for place, *samples in pairs])
+    over_all = group_by_relation(
+        [
+            (place, compare_scores(ours.mean_returns, fast.mean_returns))
+            for place, ours, fast in pairs
+        ]
     )
     return (
         "R2D2, beside a baseline at the follower's rate, where SCORER is ahead of the one at the leader's: at "
